@@ -1,0 +1,165 @@
+"""Turns verdicts of the compatibility service into the plan of one update. Pure module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sglang_xver.errors import ServiceError, ServiceUnavailableError
+from sglang_xver.lineage import UNLIMITED, strictest
+from sglang_xver.plan import EpochRule, Plan
+
+
+class VerdictRule(NamedTuple):
+    """One rule of an answer: what holds for prefixes in ``(min_exclusive, max]`` tokens.
+
+    ``max_tokens`` 0 means without limit. ``action`` is KEEP, REMAP or EVICT.
+    """
+
+    task_family: str
+    min_exclusive_tokens: int
+    max_tokens: int
+    action: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Answer of the compatibility service for one (source, target) pair."""
+
+    decision_id: str
+    rules: tuple[VerdictRule, ...]
+    reason: str = ""
+    """Reason for the whole pair, used where no rule says more."""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class SourceEpoch:
+    """An epoch whose KV is in the tree. ``fingerprint`` is empty when its content is unknown."""
+
+    key: str
+    fingerprint: str
+    age_updates: int
+
+
+class FamilyLimit(NamedTuple):
+    """How deep one family may reuse, and the rule that ends it."""
+
+    keep_max_tokens: int
+    reason: str
+    detail: str
+
+
+Ask = Callable[[SourceEpoch], Verdict]
+
+
+def family_limit(verdict: Verdict, family: str) -> FamilyLimit:
+    """Return the depth in tokens down to which every bucket of ``family`` says KEEP.
+
+    Buckets must follow each other without a gap from 0; what comes after the first that is not
+    KEEP is not reached, because a branch is cut from its deep end.
+    """
+    rules = sorted(
+        (rule for rule in verdict.rules if rule.task_family == family),
+        key=lambda rule: rule.min_exclusive_tokens,
+    )
+    limit, reason, detail = 0, verdict.reason or "FAMILY_NOT_MEASURED", verdict.detail
+    for rule in rules:
+        if rule.min_exclusive_tokens != limit:
+            return FamilyLimit(limit, "BUCKET_GAP", f"no rule for {limit} tokens and more")
+        if rule.action != "KEEP":
+            unsupported = rule.action == "REMAP"
+            if limit == 0:
+                reason = "REMAP_UNSUPPORTED" if unsupported else rule.reason
+                detail = rule.detail
+            return FamilyLimit(limit, reason, detail)
+        reason, detail = rule.reason, rule.detail
+        if rule.max_tokens == 0:
+            return FamilyLimit(UNLIMITED, reason, detail)
+        limit = rule.max_tokens
+    return FamilyLimit(limit, reason, detail)
+
+
+def rule_from_verdict(verdict: Verdict, families: Sequence[str]) -> EpochRule:
+    """Return the rule that every family agrees with: the strictest limit decides."""
+    limits = {family: family_limit(verdict, family) for family in families}
+    depth = strictest(limit.keep_max_tokens for limit in limits.values())
+    family, deciding = next(
+        (name, limit) for name, limit in limits.items() if limit.keep_max_tokens == depth
+    )
+    return EpochRule(
+        keep_max_tokens=depth,
+        reason=deciding.reason,
+        decision_id=verdict.decision_id,
+        detail=f"{family}: {deciding.detail}" if deciding.detail else family,
+    )
+
+
+def _evict(reason: str, detail: str) -> EpochRule:
+    return EpochRule(keep_max_tokens=0, reason=reason, detail=detail)
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """All that a plan depends on."""
+
+    update_id: str
+    model_path: str
+    target_key: str
+    target_fingerprint: str
+    sources: tuple[SourceEpoch, ...]
+    task_families: tuple[str, ...]
+    max_age_updates: int
+    geometry_differences: tuple[str, ...] = ()
+
+
+def _rule_without_service(request: PlanRequest, source: SourceEpoch) -> EpochRule | None:
+    """Return the rule that needs no evidence, or None when the service must be asked."""
+    if source.fingerprint and source.fingerprint == request.target_fingerprint:
+        return EpochRule(keep_max_tokens=UNLIMITED, reason="SAME_FINGERPRINT")
+    if not source.fingerprint or not request.target_fingerprint:
+        return _evict("UNKNOWN_VERSION", "the content of the weights has no fingerprint")
+    if request.geometry_differences:
+        return _evict("GEOMETRY_MISMATCH", "; ".join(request.geometry_differences[:3]))
+    if not request.task_families:
+        return _evict("NO_TASK_FAMILY", "set task_families in the xver configuration")
+    if source.age_updates >= request.max_age_updates:
+        return _evict("MAX_AGE", f"survived {source.age_updates} updates")
+    return None
+
+
+def make_plan(request: PlanRequest, ask: Ask) -> Plan:
+    """Decide for every source epoch; each is judged directly against the target, never chained.
+
+    ``ask`` raises :class:`ServiceError` on failure; after the first time that the service is out
+    of reach it is not asked again for this update. Any failure evicts.
+    """
+    rules: dict[str, EpochRule] = {}
+    unavailable: str | None = None
+    for source in request.sources:
+        rule = _rule_without_service(request, source)
+        if rule is None and unavailable is not None:
+            rule = _evict("SERVICE_UNAVAILABLE", unavailable)
+        if rule is None:
+            try:
+                rule = rule_from_verdict(ask(source), request.task_families)
+            except ServiceUnavailableError as error:
+                unavailable = str(error)
+                rule = _evict("SERVICE_UNAVAILABLE", unavailable)
+            except ServiceError as error:
+                rule = _evict("SERVICE_ERROR", str(error))
+        rules[source.key] = rule
+    return Plan(
+        update_id=request.update_id,
+        target_key=request.target_key,
+        model_path=request.model_path,
+        rules=rules,
+    )
+
+
+def age_after_update(ages: dict[str, int], present: Iterable[str], current: str) -> dict[str, int]:
+    """Return how many updates each epoch has survived once another update has been applied."""
+    return {key: ages.get(key, 0) + (key != current) for key in present}

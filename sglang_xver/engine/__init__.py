@@ -1,0 +1,1 @@
+"""The SGLang adapter: the only package that imports ``sglang``."""

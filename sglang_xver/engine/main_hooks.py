@@ -1,0 +1,71 @@
+"""Hooks that run in SGLang's main process: decide once per update, before it is dispatched."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sglang_xver.engine.gate import UpdateGate
+from sglang_xver.engine.scheduler_hooks import CONTROL_KEY_PREFIXES
+from sglang_xver.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_is_own_message: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "xver_own_message", default=False
+)
+
+
+async def push_control(manager: Any, key: str) -> bool:
+    """Put ``key`` into the ordered control stream; True when every scheduler took it."""
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    token = _is_own_message.set(True)
+    try:
+        answers = await manager.set_internal_state(SetInternalStateReq(server_args={key: 1}))
+    finally:
+        _is_own_message.reset(token)
+    return bool(answers) and all(answers)
+
+
+def after_init(result: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER ``TokenizerManager.__init__``: fingerprint what the server was started with."""
+    server_args = manager.server_args
+    if getattr(server_args, "radix_cache_backend", None) != "xver":
+        return
+    manager.xver_gate = UpdateGate.from_server(server_args.model_path, server_args.load_format)
+
+
+async def around_set_internal_state(
+    original: Callable[..., Awaitable[Any]], manager: Any, obj: Any
+) -> Any:
+    """AROUND ``TokenizerManager.set_internal_state``: nobody else may send our messages."""
+    forged = [key for key in obj.server_args if key.startswith(CONTROL_KEY_PREFIXES)]
+    if forged and not _is_own_message.get():
+        logger.error("xver: refused a control message that did not come from this plugin")
+        return [False]
+    return await original(manager, obj)
+
+
+async def around_update_from_disk(
+    original: Callable[..., Awaitable[Any]], manager: Any, obj: Any, request: Any = None
+) -> Any:
+    """AROUND ``TokenizerManager.update_weights_from_disk``."""
+    gate: UpdateGate | None = getattr(manager, "xver_gate", None)
+    if gate is None or gate.config.mode == "off":
+        return await original(manager, obj, request)
+    async with gate.lock:
+        try:
+            await gate.prepare(manager, obj, push_control)
+        except CheckpointError as error:
+            logger.error("xver: update refused: %s", error)
+            return False, str(error), 0
+        except Exception:
+            # Without a plan for this update the schedulers evict, which is always safe.
+            gate.forget_pending()
+            logger.exception("xver: no decision for the update; the schedulers will evict")
+        success, message, num_paused = await original(manager, obj, request)
+        await gate.conclude(manager, success, push_control)
+        return success, message, num_paused

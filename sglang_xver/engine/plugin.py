@@ -1,0 +1,131 @@
+"""Entry point of the SGLang plugin."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang_xver.engine.cpu.kernel_stub import ensure_sgl_kernel
+
+logger = logging.getLogger(__name__)
+
+BACKEND_NAME = "xver"
+
+
+def register() -> None:
+    """Register the cache backend, the tree core and all hooks; called by SGLang in each process.
+
+    Nothing is registered unless the installed SGLang offers everything: a server started with the
+    flag then stops with an unknown backend, and one started without it is left alone.
+    """
+    ensure_sgl_kernel()
+    from sglang_xver.engine import hook_table
+
+    hook_table.require_matching_sglang()
+    _register_cpu_attention()
+    _register_backend()
+    _register_hooks()
+
+
+def _register_cpu_attention() -> None:
+    from sglang_xver.engine.cpu.attention import register_cpu_attention
+
+    register_cpu_attention()
+
+
+def _register_backend() -> None:
+    from sglang.srt.mem_cache.registry import (
+        register_radix_cache_backend,
+        registered_radix_cache_backends,
+    )
+    from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
+        register_tree_core_backend,
+        registered_tree_core_backends,
+    )
+
+    from sglang_xver.engine.cache import TREE_CORE_NAME
+
+    if TREE_CORE_NAME not in registered_tree_core_backends():
+        register_tree_core_backend(TREE_CORE_NAME, _make_tree_core)
+    if BACKEND_NAME not in registered_radix_cache_backends():
+        register_radix_cache_backend(BACKEND_NAME, make_cache)
+
+
+def _make_tree_core(params: Any, components: Any) -> Any:
+    from sglang_xver.engine.tree import XverTreeCore
+
+    return XverTreeCore(params, components)
+
+
+def make_cache(ctx: Any) -> Any:
+    """Build the prefix cache for one scheduler.
+
+    Raises:
+        HookError: a hook is missing in this process.
+        UnsupportedError: an option or a pool that was not checked is in use.
+        ConfigError: the configuration is malformed.
+    """
+    from sglang.srt.mem_cache.registry import create_unified_radix_cache
+
+    from sglang_xver.config import load_config
+    from sglang_xver.engine.cache import XverRadixCache
+    from sglang_xver.engine.combinations import require_supported
+    from sglang_xver.engine.hook_table import require_applied_hooks
+    from sglang_xver.engine.updates import UpdateController
+
+    require_applied_hooks()
+    config = load_config()
+    require_supported(ctx.server_args, 1 + int(ctx.is_hybrid_swa) + int(ctx.is_hybrid_ssm))
+    layout = _layout(ctx)
+    cache = create_unified_radix_cache(ctx, cache_class=XverRadixCache)
+    cache.xver_updates = UpdateController(cache, config, layout)
+    logger.info("xver: prefix cache ready, mode %s, layout %s", config.mode, layout)
+    return cache
+
+
+def _layout(ctx: Any) -> Any:
+    from sglang_xver.engine.gate import resolve_model_folder
+    from sglang_xver.engine.pool import read_pool_facts
+    from sglang_xver.errors import CheckpointError
+    from sglang_xver.identity import read_config, read_geometry
+    from sglang_xver.layout import make_layout
+
+    facts = read_pool_facts(
+        ctx.params.token_to_kv_pool_allocator.get_kvcache(),
+        ctx.model_config.get_total_num_kv_heads(),
+        ctx.tp_size,
+    )
+    try:
+        geometry = read_geometry(read_config(resolve_model_folder(ctx.model_config.model_path)))
+    except CheckpointError as error:
+        logger.warning("xver: layout unknown, every update evicts: %s", error)
+        return None
+    return make_layout(geometry, facts)
+
+
+def _register_hooks() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from sglang_xver.engine import main_hooks, scheduler_hooks
+    from sglang_xver.engine.hook_table import _MANAGER, _STATE, _TOKENIZER
+
+    around = {
+        f"{_MANAGER}.flush_cache_after_weight_update": scheduler_hooks.around_flush,
+        f"{_MANAGER}.update_weights_from_disk": scheduler_hooks.around_update,
+        f"{_MANAGER}.update_weights_from_ipc": scheduler_hooks.around_update,
+        f"{_MANAGER}.update_weights_from_tensor": scheduler_hooks.around_bucket,
+        f"{_MANAGER}.update_weights_from_distributed": scheduler_hooks.around_bucket,
+        f"{_MANAGER}.end_weight_update": scheduler_hooks.around_end_session,
+        f"{_MANAGER}.resume_memory_occupation": scheduler_hooks.around_resume_memory,
+        f"{_STATE}.set_internal_state": scheduler_hooks.around_set_internal_state,
+        f"{_TOKENIZER}.set_internal_state": main_hooks.around_set_internal_state,
+        f"{_TOKENIZER}.update_weights_from_disk": main_hooks.around_update_from_disk,
+    }
+    after = {
+        f"{_STATE}.get_internal_state": scheduler_hooks.after_get_internal_state,
+        f"{_TOKENIZER}.__init__": main_hooks.after_init,
+    }
+    for path, hook in around.items():
+        HookRegistry.register(path, hook, HookType.AROUND)
+    for path, hook in after.items():
+        HookRegistry.register(path, hook, HookType.AFTER)

@@ -1,0 +1,96 @@
+"""Hooks that run in scheduler processes. Inert unless the server's tree cache is the xver one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sglang_xver.engine.cache import XverRadixCache
+from sglang_xver.engine.updates import CONDEMN_KEY_PREFIX, UpdateController
+from sglang_xver.plan import PLAN_KEY_PREFIX
+
+logger = logging.getLogger(__name__)
+
+CONTROL_KEY_PREFIXES = (PLAN_KEY_PREFIX, CONDEMN_KEY_PREFIX)
+
+
+def controller_of(scheduler: Any) -> UpdateController | None:
+    """Return the scheduler's update controller, or None when another cache backend runs."""
+    cache = getattr(scheduler, "tree_cache", None)
+    return getattr(cache, "xver_updates", None) if isinstance(cache, XverRadixCache) else None
+
+
+def _active(scheduler: Any) -> UpdateController | None:
+    controller = controller_of(scheduler)
+    return None if controller is None or controller.config.mode == "off" else controller
+
+
+def around_update(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
+    """AROUND ``update_weights_from_disk`` and ``update_weights_from_ipc``."""
+    controller = _active(manager.scheduler)
+    if controller is None:
+        return original(manager, recv_req)
+    return controller.guard(original, manager, recv_req)
+
+
+def around_bucket(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
+    """AROUND ``update_weights_from_tensor`` and ``..._distributed``: one bucket of a session."""
+    controller = _active(manager.scheduler)
+    if controller is None or manager._session is None:
+        # Outside a session SGLang refuses the call before it touches a weight.
+        return original(manager, recv_req)
+    return controller.guard(original, manager, recv_req)
+
+
+def around_flush(
+    original: Callable[..., Any], manager: Any, recv_req: Any, success: bool, message: str
+) -> tuple[bool, str]:
+    """AROUND ``flush_cache_after_weight_update``, the point that every update passes."""
+    controller = _active(manager.scheduler)
+    if controller is None:
+        result: tuple[bool, str] = original(manager, recv_req, success, message)
+        return result
+    return controller.settle(original, manager, recv_req, success, message)
+
+
+def around_end_session(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
+    """AROUND ``end_weight_update``: writes by RDMA are visible to nobody, so nothing old stays."""
+    controller = _active(manager.scheduler)
+    had_session = manager._session is not None
+    output = original(manager, recv_req)
+    if controller is not None and had_session:
+        controller.lost_weights(manager.scheduler, "WEIGHTS_WRITTEN_IN_SESSION")
+    return output
+
+
+def around_resume_memory(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
+    """AROUND ``resume_memory_occupation``: resumed weights are unknown until an update follows."""
+    controller = _active(manager.scheduler)
+    tags = recv_req.tags
+    output = original(manager, recv_req)
+    if controller is not None and (not tags or "weights" in tags):
+        controller.lost_weights(manager.scheduler, "WEIGHTS_RESUMED")
+    return output
+
+
+def around_set_internal_state(original: Callable[..., Any], state: Any, recv_req: Any) -> Any:
+    """AROUND ``set_internal_state``: take our control messages, pass on the rest."""
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    ours = [key for key in recv_req.server_args if key.startswith(CONTROL_KEY_PREFIXES)]
+    controller = controller_of(state.scheduler)
+    if not ours or controller is None:
+        return original(state, recv_req)
+    if len(ours) != len(recv_req.server_args):
+        logger.error("xver: a control message must not be mixed with other settings; refused")
+        return SetInternalStateReqOutput(updated=False)
+    return SetInternalStateReqOutput(updated=all(controller.accept_control(key) for key in ours))
+
+
+def after_get_internal_state(result: Any, state: Any, recv_req: Any) -> Any:
+    """AFTER ``get_internal_state``: add the ``xver`` block that ``/server_info`` shows."""
+    controller = controller_of(state.scheduler)
+    if controller is not None:
+        result.internal_state["xver"] = controller.status()
+    return result

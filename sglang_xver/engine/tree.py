@@ -1,0 +1,152 @@
+"""The tree core: SGLang's Python radix tree with an epoch and a lineage on every node."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams, MatchResult
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
+    UnifiedTreeCore,
+    UnifiedTreeNode,
+)
+
+from sglang_xver.lineage import EpochTable, Lineage
+
+INITIAL_EPOCH_KEY = "initial"
+
+
+class PlacedNode(NamedTuple):
+    """A node and where it lies on its path: tokens ``[start, end)`` from the root."""
+
+    node: UnifiedTreeNode
+    start: int
+    end: int
+
+
+class XverTreeCore(UnifiedTreeCore):
+    """``UnifiedTreeCore`` whose nodes know which weights produced them.
+
+    Every node carries ``xver_lineage`` (see :class:`sglang_xver.lineage.Lineage`). Nodes in
+    ``blocked`` are condemned but held by a running request: no request may match them, nothing may
+    be inserted at or below them, and they are removed when they are released. ``has_foreign`` is
+    False while every node belongs to the current epoch alone, which keeps the usual case cheap.
+    """
+
+    def __init__(self, params: Any, components: Any) -> None:
+        self.epochs = EpochTable(INITIAL_EPOCH_KEY)
+        self.blocked: dict[int, UnifiedTreeNode] = {}
+        self.has_foreign = False
+        super().__init__(params, components)
+
+    # ---- tagging: every way a node comes into being ----
+
+    def reset(self) -> None:
+        """Drop the whole tree, tags and blocks included."""
+        self.blocked = {}
+        self.has_foreign = False
+        super().reset()
+        self.root_node.xver_lineage = Lineage(self.epochs.current, 0)
+
+    def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
+        node = super()._new_node(priority)
+        node.xver_lineage = Lineage(self.epochs.current, self.epochs.current_bit)
+        return node
+
+    def _add_new_node(self, parent: UnifiedTreeNode, *args: Any, **kwargs: Any) -> UnifiedTreeNode:
+        node = super()._add_new_node(parent, *args, **kwargs)
+        node.xver_lineage = Lineage(
+            self.epochs.current, parent.xver_lineage.mask | self.epochs.current_bit
+        )
+        return node
+
+    def _split_node(self, key: RadixKey, child: UnifiedTreeNode, split_len: int) -> Any:
+        upper, action = super()._split_node(key, child, split_len)
+        upper.xver_lineage = child.xver_lineage
+        if child.id in self.blocked:
+            self.blocked[upper.id] = upper
+        return upper, action
+
+    def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
+        super()._unevict_node_on_insert(node, *args, **kwargs)
+        # The device copy is fresh, but descendants were computed on what was here before: the
+        # old bits stay, so the node is never taken for purely new.
+        node.xver_lineage = Lineage(
+            self.epochs.current, node.xver_lineage.mask | self.epochs.current_bit
+        )
+
+    def _unregister_node(self, node: UnifiedTreeNode) -> None:
+        self.blocked.pop(node.id, None)
+        super()._unregister_node(node)
+
+    # ---- visibility ----
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """Match as SGLang does, but never into a blocked node."""
+        if self.blocked:
+            visible = self._visible_tokens(params.key)
+            if visible < len(params.key):
+                params = _with_key(params, params.key[:visible])
+        return super().match_prefix(params)
+
+    def _walk(self, key: RadixKey) -> Iterator[PlacedNode]:
+        """Yield the nodes on ``key``'s path, read-only; the last may match in part."""
+        key = key.page_aligned(self.page_size)
+        node, offset = self.root_node, 0
+        while offset < len(key):
+            child = node.children.get(key.child_key_at(offset, self.page_size))
+            if child is None:
+                return
+            matched = child.key.match_at(key, offset, page_size=self.page_size)
+            yield PlacedNode(child, offset, offset + matched)
+            if matched < len(child.key):
+                return
+            node, offset = child, offset + matched
+
+    def _visible_tokens(self, key: RadixKey) -> int:
+        for placed in self._walk(key):
+            if placed.node.id in self.blocked:
+                return placed.start
+        return len(key)
+
+    def foreign_overlap(self, params: InsertParams) -> UnifiedTreeNode | None:
+        """Return the topmost node that an insert must not adopt, or None.
+
+        SGLang's insert keeps an existing node, frees the request's fresh KV as a duplicate and
+        rewrites the request's row with the node's slots. That is right only where the node was
+        computed by the current weights on a lineage that the request already has. ``params.key``
+        covers the request's tokens; its first ``params.prev_prefix_len`` are tree slots already.
+        """
+        lineage = self.epochs.current_bit
+        for placed in self._walk(params.key):
+            tag = placed.node.xver_lineage
+            if placed.node.id in self.blocked:
+                return placed.node
+            if placed.end <= params.prev_prefix_len:
+                lineage |= tag.mask
+            elif tag.own != self.epochs.current or tag.mask & ~lineage:
+                return placed.node
+        return None
+
+    def subtree(self, top: UnifiedTreeNode) -> list[UnifiedTreeNode]:
+        """Return ``top`` and its descendants, parents before children, in insertion order."""
+        nodes, position = [top], 0
+        while position < len(nodes):
+            nodes.extend(nodes[position].children.values())
+            position += 1
+        return nodes
+
+    def is_held(self, node: UnifiedTreeNode) -> bool:
+        """Whether a request or a transfer still uses the node."""
+        return (
+            node.write_through_pending_id is not None
+            or node.load_back_pending_id is not None
+            or any(data.lock_ref > 0 or data.host_lock_ref > 0 for data in node.component_data)
+        )
+
+
+def _with_key(params: MatchPrefixParams, key: RadixKey) -> MatchPrefixParams:
+    """Return a copy of ``params`` for ``key``; the caller's object may be reused by SGLang."""
+    return dataclasses.replace(params, key=key)

@@ -1,0 +1,265 @@
+"""What a scheduler does around a weight update: take the plan, apply it, report, or fail closed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from sglang_xver.config import XverConfig
+from sglang_xver.engine.cache import TreeChange, XverRadixCache
+from sglang_xver.errors import PlanError
+from sglang_xver.layout import KvLayout
+from sglang_xver.plan import EpochRule, Plan, plan_from_wire
+from sglang_xver.report import UpdateReport
+
+logger = logging.getLogger(__name__)
+
+CONDEMN_KEY_PREFIX = "xver_condemn:"
+UPDATE_ID_FIELD = "xver_update_id"
+
+_NO_PLAN = EpochRule(
+    keep_max_tokens=0,
+    reason="NO_PLAN",
+    detail="no decision reached this scheduler for this update",
+)
+
+
+class UpdateController:
+    """One scheduler's side of every update. All methods run on the scheduler's thread.
+
+    The order of calls is the order of the request stream, the same on every rank. Nothing here
+    asks a service, reads a clock for a decision, or differs between ranks.
+    """
+
+    def __init__(self, cache: XverRadixCache, config: XverConfig, layout: KvLayout | None) -> None:
+        self.cache = cache
+        self.config = config
+        self.layout = layout
+        self.reports: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.last_report: UpdateReport | None = None
+        self._pending: Plan | None = None
+        self._is_settled = True
+
+    # ---- control stream ----
+
+    def accept_control(self, key: str) -> bool:
+        """Take a control message; False for a malformed plan (the update then evicts)."""
+        if key.startswith(CONDEMN_KEY_PREFIX):
+            self._pending = None
+            if self.config.mode == "on":
+                self._finish(self._condemn(key.removeprefix(CONDEMN_KEY_PREFIX)), _NO_PLAN, None)
+            return True
+        self._pending = None
+        try:
+            self._pending = plan_from_wire(key)
+        except PlanError:
+            self.failures["MALFORMED_PLAN"] += 1
+            logger.exception("xver: plan refused; the next update evicts")
+            return False
+        return True
+
+    # ---- update ----
+
+    def guard(self, original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
+        """Run one weight-changing handler so that old KV never survives it unjudged."""
+        self._is_settled = False
+        self.last_report = None
+        try:
+            output = original(manager, recv_req)
+        except Exception:
+            self.failures["UPDATE_RAISED"] += 1
+            self._fail_closed(manager.scheduler, "UPDATE_RAISED")
+            raise
+        finally:
+            self._pending = None
+        if not self._is_settled:
+            # The handler returned without passing the flush hook: nothing was loaded, or weights
+            # are torn. Which of the two can't be told from here.
+            self._fail_closed(manager.scheduler, "UPDATE_FAILED")
+        if self.last_report is not None and hasattr(output, "message"):
+            output.message = f"{output.message} {self.last_report.to_message()}"
+        return output
+
+    def settle(
+        self,
+        original: Callable[..., Any],
+        manager: Any,
+        recv_req: Any,
+        success: bool,
+        message: str,
+    ) -> tuple[bool, str]:
+        """Stand in for SGLang's flush after a weight update."""
+        plan = self._matching_plan(recv_req)
+        if self.config.mode != "on":
+            return self._observe(original, manager, recv_req, success, message, plan)
+        started = time.perf_counter()
+        rule = self._rule_for_current(plan)
+        if not success:
+            rule = EpochRule(keep_max_tokens=0, reason="UPDATE_FAILED", detail=message)
+        try:
+            report = self._apply(manager.scheduler, recv_req, plan if success else None, rule)
+        except Exception:
+            self.failures["APPLY_RAISED"] += 1
+            logger.exception("xver: applying the plan failed; evicting everything")
+            self._fail_closed(manager.scheduler, "APPLY_RAISED")
+        else:
+            self._record(report, apply_ms=(time.perf_counter() - started) * 1000)
+        self._is_settled = True
+        return success, message
+
+    def _matching_plan(self, recv_req: Any) -> Plan | None:
+        """Return the pending plan if it was made for exactly this update."""
+        plan, self._pending = self._pending, None
+        manifest = getattr(recv_req, "manifest", None)
+        update_id = manifest.get(UPDATE_ID_FIELD) if isinstance(manifest, dict) else None
+        if plan is None or update_id != plan.update_id:
+            return None
+        return plan if plan.model_path == getattr(recv_req, "model_path", None) else None
+
+    def _rule_for_current(self, plan: Plan | None) -> EpochRule:
+        if plan is None:
+            return _NO_PLAN
+        return plan.rules.get(self.cache.tree_core.epochs.current_key, _NO_PLAN)
+
+    def _apply(
+        self, scheduler: Any, recv_req: Any, plan: Plan | None, rule: EpochRule
+    ) -> UpdateReport:
+        same_weights = (
+            plan is not None and plan.target_key == self.cache.tree_core.epochs.current_key
+        )
+        straddlers = 0 if same_weights else self._bar_straddlers(scheduler)
+        if plan is None:
+            change = self.cache.condemn_all()
+        else:
+            change = self.cache.apply_plan(plan)
+        flushed = False
+        if change.kept_tokens == 0 and recv_req.flush_cache:
+            # Nothing is worth keeping: on an idle server SGLang's own flush is the more thorough.
+            flushed = self._flush_if_idle(scheduler, recv_req)
+        return self._report(change, rule, plan, straddlers, flushed, same_weights)
+
+    def _flush_if_idle(self, scheduler: Any, recv_req: Any) -> bool:
+        if not scheduler.is_fully_idle(ignore_waiting=scheduler._engine_paused):
+            return False
+        return bool(scheduler.flush_cache(empty_cache=recv_req.torch_empty_cache))
+
+    def _bar_straddlers(self, scheduler: Any) -> int:
+        """Keep the mixed KV of requests that hold KV across the update out of the tree."""
+        requests = set(scheduler.collect_inflight_reqs())
+        requests.update(req for req in scheduler.waiting_queue if req.kv.holds_kv)
+        if scheduler.chunked_req is not None:
+            requests.add(scheduler.chunked_req)
+        for req in requests:
+            req.skip_radix_cache_insert = True
+        return sum(1 for req in requests if not req.finished())
+
+    def _observe(
+        self,
+        original: Callable[..., Any],
+        manager: Any,
+        recv_req: Any,
+        success: bool,
+        message: str,
+        plan: Plan | None,
+    ) -> tuple[bool, str]:
+        rule = self._rule_for_current(plan)
+        logger.info("xver observe: would apply %s; SGLang's own flush runs", rule.model_dump_json())
+        result = original(manager, recv_req, success, message)
+        self._record(
+            UpdateReport(
+                action="OBSERVE",
+                reason=rule.reason,
+                decision_id=rule.decision_id,
+                flushed=bool(recv_req.flush_cache and result[0]),
+                target_key="" if plan is None else plan.target_key,
+                update_id="" if plan is None else plan.update_id,
+            )
+        )
+        self._is_settled = True
+        if plan is not None and result[0]:
+            # Tags follow the weights even when SGLang decides, so that a later switch is right.
+            self.cache.tree_core.epochs.advance(plan.target_key)
+        return result
+
+    # ---- failing closed ----
+
+    def lost_weights(self, scheduler: Any, reason: str) -> None:
+        """Handle weights whose content is unknown from now on: nothing old stays visible."""
+        self._fail_closed(scheduler, reason)
+
+    def _condemn(self, reason: str) -> TreeChange:
+        logger.warning("xver: evicting everything (%s)", reason)
+        return self.cache.condemn_all()
+
+    def _fail_closed(self, scheduler: Any, reason: str) -> None:
+        if self.config.mode != "on":
+            self._is_settled = True
+            return
+        straddlers = self._bar_straddlers(scheduler)
+        rule = EpochRule(keep_max_tokens=0, reason=reason)
+        try:
+            change = self._condemn(reason)
+        except Exception:
+            # condemn_all blocks before it removes, so whatever raised, nothing is visible.
+            self.failures["CONDEMN_RAISED"] += 1
+            logger.exception("xver: eviction failed half-way; the rest stays blocked")
+            change = TreeChange(0, 0, self.cache.blocked_tokens())
+        self._finish(change, rule, None, straddlers)
+        self._is_settled = True
+
+    # ---- reporting ----
+
+    def _finish(
+        self, change: TreeChange, rule: EpochRule, plan: Plan | None, straddlers: int = 0
+    ) -> None:
+        self._record(self._report(change, rule, plan, straddlers, False, False))
+
+    def _report(
+        self,
+        change: TreeChange,
+        rule: EpochRule,
+        plan: Plan | None,
+        straddlers: int,
+        flushed: bool,
+        same_weights: bool,
+    ) -> UpdateReport:
+        action = "SAME" if same_weights else "KEEP" if rule.keep_max_tokens != 0 else "EVICT"
+        return UpdateReport(
+            action=action,
+            reason=rule.reason,
+            decision_id=rule.decision_id,
+            kept_tokens=change.kept_tokens,
+            evicted_tokens=change.evicted_tokens,
+            blocked_tokens=change.blocked_tokens,
+            straddling_requests=straddlers,
+            flushed=flushed,
+            target_key=self.cache.tree_core.epochs.current_key,
+            update_id="" if plan is None else plan.update_id,
+        )
+
+    def _record(self, report: UpdateReport, apply_ms: float = 0.0) -> None:
+        report = UpdateReport(**{**report.to_dict(), "apply_ms": round(apply_ms, 3)})  # type: ignore[arg-type]
+        self.last_report = report
+        self.reports[f"{report.action}:{report.reason}"] += 1
+        logger.info("xver update: %s", report.to_dict())
+
+    def status(self) -> dict[str, Any]:
+        """Return the block for ``/server_info``; JSON-ready."""
+        core = self.cache.tree_core
+        return {
+            "mode": self.config.mode,
+            "current_epoch": core.epochs.current_key,
+            "epochs_present": self.cache.epochs_present(),
+            "tokens_by_epoch": self.cache.tokens_by_epoch(),
+            "blocked_tokens": self.cache.blocked_tokens(),
+            "declined_inserts": self.cache.declined_inserts,
+            "healed_nodes": self.cache.healed_nodes,
+            "layout": None if self.layout is None else self.layout.to_dict(),
+            "last_update": None if self.last_report is None else self.last_report.to_dict(),
+            "updates": dict(self.reports),
+            "failures": dict(self.failures),
+        }
