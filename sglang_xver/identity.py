@@ -148,7 +148,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: {error}. A checkpoint needs a readable config.json.") from error
+        raise CheckpointError(
+            f"{file}: {error}. A checkpoint needs a readable config.json."
+        ) from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{file}: expected a JSON object, found {type(config).__name__}.")
     return config

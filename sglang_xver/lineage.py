@@ -8,7 +8,7 @@ a suffix computed on kept old KV is *hybrid* and never looks purely new. Pure mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 UNLIMITED = -1
@@ -82,7 +82,7 @@ class EpochTable:
         return self.advance(f"unknown:{self._unknown_count}")
 
 
-def strictest(limits: Iterator[int]) -> int:
+def strictest(limits: Iterable[int]) -> int:
     """Return the smallest depth limit in tokens; ``UNLIMITED`` when there is none."""
     result = UNLIMITED
     for limit in limits:

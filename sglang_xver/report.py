@@ -48,7 +48,7 @@ class UpdateReport:
 
 
 def parse_message(message: str) -> dict[str, str]:
-    """Return the fields of the ``[xver ...]`` part of an update's reply; empty when there is none."""
+    """Return the fields of the ``[xver ...]`` part of an update's reply; empty without one."""
     match = _MESSAGE_PATTERN.search(message)
     if match is None:
         return {}

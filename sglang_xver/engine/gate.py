@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_xver.ask import CompatAsker, PairContext
+from sglang_xver.client import Engine
 from sglang_xver.config import XverConfig, load_config
 from sglang_xver.decision import PlanRequest, SourceEpoch, age_after_update, make_plan
 from sglang_xver.engine.tree import INITIAL_EPOCH_KEY
@@ -121,6 +122,7 @@ class UpdateGate:
             labels=dict(self._labels),
             layout=status["layout"],
             target=update,
+            engine=Engine(**status["engine"]),
         )
         plan = await asyncio.to_thread(
             make_plan, request, lambda source: self._asker.ask(source, context)
@@ -135,17 +137,14 @@ class UpdateGate:
     def _plan_request(self, obj: Any, update: Checkpoint, status: dict[str, Any]) -> PlanRequest:
         keys = dict.fromkeys([status["current_epoch"], *status["epochs_present"]])
         initial = self._initial
-        differences = (
-            () if initial is None else initial.geometry.differences(update.geometry)
-        )
+        differences = () if initial is None else initial.geometry.differences(update.geometry)
         return PlanRequest(
             update_id=uuid.uuid4().hex,
             model_path=obj.model_path,
             target_key=self._key_of(update.fingerprint),
             target_fingerprint=update.fingerprint,
             sources=tuple(
-                SourceEpoch(key, self._fingerprint_of(key), self._ages.get(key, 0))
-                for key in keys
+                SourceEpoch(key, self._fingerprint_of(key), self._ages.get(key, 0)) for key in keys
             ),
             task_families=self.config.task_families,
             max_age_updates=self.config.max_age_updates,

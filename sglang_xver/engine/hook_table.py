@@ -1,4 +1,4 @@
-"""Every SGLang attribute in use, checked against the installed version before anything is hooked."""
+"""Every SGLang attribute in use, checked against the installed version before any is hooked."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from sglang_xver.errors import HookError
 
 SGLANG_RANGE = ">=0.5.23,<0.5.24"
 
-_MANAGER = (
-    "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-)
-_STATE = (
-    "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
-)
+_MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore"
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 from typing import Any
 
+from sglang_xver.config import load_config
 from sglang_xver.engine.cpu.kernel_stub import ensure_sgl_kernel
 
 logger = logging.getLogger(__name__)
@@ -19,6 +21,8 @@ def register() -> None:
     flag then stops with an unknown backend, and one started without it is left alone.
     """
     ensure_sgl_kernel()
+    # Read now, though nobody needs it yet: a typo must stop the server before it loads a model.
+    load_config()
     from sglang_xver.engine import hook_table
 
     hook_table.require_matching_sglang()
@@ -67,7 +71,6 @@ def make_cache(ctx: Any) -> Any:
     """
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
 
-    from sglang_xver.config import load_config
     from sglang_xver.engine.cache import XverRadixCache
     from sglang_xver.engine.combinations import require_supported
     from sglang_xver.engine.hook_table import require_applied_hooks
@@ -78,9 +81,18 @@ def make_cache(ctx: Any) -> Any:
     require_supported(ctx.server_args, 1 + int(ctx.is_hybrid_swa) + int(ctx.is_hybrid_ssm))
     layout = _layout(ctx)
     cache = create_unified_radix_cache(ctx, cache_class=XverRadixCache)
-    cache.xver_updates = UpdateController(cache, config, layout)
+    cache.xver_updates = UpdateController(cache, config, layout, _engine(ctx.server_args))
     logger.info("xver: prefix cache ready, mode %s, layout %s", config.mode, layout)
     return cache
+
+
+def _engine(server_args: Any) -> dict[str, str]:
+    """Describe the engine with the field names of the API's ``Engine``."""
+    return {
+        "name": "sglang",
+        "version": importlib.metadata.version("sglang"),
+        "attention_backend": str(server_args.attention_backend),
+    }
 
 
 def _layout(ctx: Any) -> Any:

@@ -60,7 +60,7 @@ def around_end_session(original: Callable[..., Any], manager: Any, recv_req: Any
     had_session = manager._session is not None
     output = original(manager, recv_req)
     if controller is not None and had_session:
-        controller.lost_weights(manager.scheduler, "WEIGHTS_WRITTEN_IN_SESSION")
+        controller.fail_closed(manager.scheduler, "WEIGHTS_WRITTEN_IN_SESSION")
     return output
 
 
@@ -70,7 +70,7 @@ def around_resume_memory(original: Callable[..., Any], manager: Any, recv_req: A
     tags = recv_req.tags
     output = original(manager, recv_req)
     if controller is not None and (not tags or "weights" in tags):
-        controller.lost_weights(manager.scheduler, "WEIGHTS_RESUMED")
+        controller.fail_closed(manager.scheduler, "WEIGHTS_RESUMED")
     return output
 
 
@@ -85,7 +85,9 @@ def around_set_internal_state(original: Callable[..., Any], state: Any, recv_req
     if len(ours) != len(recv_req.server_args):
         logger.error("xver: a control message must not be mixed with other settings; refused")
         return SetInternalStateReqOutput(updated=False)
-    return SetInternalStateReqOutput(updated=all(controller.accept_control(key) for key in ours))
+    return SetInternalStateReqOutput(
+        updated=all(controller.accept_control(state.scheduler, key) for key in ours)
+    )
 
 
 def after_get_internal_state(result: Any, state: Any, recv_req: Any) -> Any:

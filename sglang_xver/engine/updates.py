@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from sglang_xver.config import XverConfig
@@ -34,26 +35,31 @@ class UpdateController:
     asks a service, reads a clock for a decision, or differs between ranks.
     """
 
-    def __init__(self, cache: XverRadixCache, config: XverConfig, layout: KvLayout | None) -> None:
+    def __init__(
+        self,
+        cache: XverRadixCache,
+        config: XverConfig,
+        layout: KvLayout | None,
+        engine: dict[str, str],
+    ) -> None:
         self.cache = cache
         self.config = config
         self.layout = layout
+        self.engine = engine
         self.reports: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.last_report: UpdateReport | None = None
         self._pending: Plan | None = None
-        self._is_settled = True
+        self._settled = 0
 
     # ---- control stream ----
 
-    def accept_control(self, key: str) -> bool:
+    def accept_control(self, scheduler: Any, key: str) -> bool:
         """Take a control message; False for a malformed plan (the update then evicts)."""
-        if key.startswith(CONDEMN_KEY_PREFIX):
-            self._pending = None
-            if self.config.mode == "on":
-                self._finish(self._condemn(key.removeprefix(CONDEMN_KEY_PREFIX)), _NO_PLAN, None)
-            return True
         self._pending = None
+        if key.startswith(CONDEMN_KEY_PREFIX):
+            self.fail_closed(scheduler, key.removeprefix(CONDEMN_KEY_PREFIX))
+            return True
         try:
             self._pending = plan_from_wire(key)
         except PlanError:
@@ -66,20 +72,19 @@ class UpdateController:
 
     def guard(self, original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
         """Run one weight-changing handler so that old KV never survives it unjudged."""
-        self._is_settled = False
-        self.last_report = None
+        settled_before = self._settled
         try:
             output = original(manager, recv_req)
         except Exception:
             self.failures["UPDATE_RAISED"] += 1
-            self._fail_closed(manager.scheduler, "UPDATE_RAISED")
+            self.fail_closed(manager.scheduler, "UPDATE_RAISED")
             raise
         finally:
             self._pending = None
-        if not self._is_settled:
+        if self._settled == settled_before:
             # The handler returned without passing the flush hook: nothing was loaded, or weights
             # are torn. Which of the two can't be told from here.
-            self._fail_closed(manager.scheduler, "UPDATE_FAILED")
+            self.fail_closed(manager.scheduler, "UPDATE_FAILED")
         if self.last_report is not None and hasattr(output, "message"):
             output.message = f"{output.message} {self.last_report.to_message()}"
         return output
@@ -105,10 +110,9 @@ class UpdateController:
         except Exception:
             self.failures["APPLY_RAISED"] += 1
             logger.exception("xver: applying the plan failed; evicting everything")
-            self._fail_closed(manager.scheduler, "APPLY_RAISED")
+            self.fail_closed(manager.scheduler, "APPLY_RAISED")
         else:
             self._record(report, apply_ms=(time.perf_counter() - started) * 1000)
-        self._is_settled = True
         return success, message
 
     def _matching_plan(self, recv_req: Any) -> Plan | None:
@@ -132,10 +136,7 @@ class UpdateController:
             plan is not None and plan.target_key == self.cache.tree_core.epochs.current_key
         )
         straddlers = 0 if same_weights else self._bar_straddlers(scheduler)
-        if plan is None:
-            change = self.cache.condemn_all()
-        else:
-            change = self.cache.apply_plan(plan)
+        change = self.cache.condemn_all() if plan is None else self.cache.apply_plan(plan)
         flushed = False
         if change.kept_tokens == 0 and recv_req.flush_cache:
             # Nothing is worth keeping: on an idle server SGLang's own flush is the more thorough.
@@ -179,7 +180,6 @@ class UpdateController:
                 update_id="" if plan is None else plan.update_id,
             )
         )
-        self._is_settled = True
         if plan is not None and result[0]:
             # Tags follow the weights even when SGLang decides, so that a later switch is right.
             self.cache.tree_core.epochs.advance(plan.target_key)
@@ -187,36 +187,23 @@ class UpdateController:
 
     # ---- failing closed ----
 
-    def lost_weights(self, scheduler: Any, reason: str) -> None:
-        """Handle weights whose content is unknown from now on: nothing old stays visible."""
-        self._fail_closed(scheduler, reason)
-
-    def _condemn(self, reason: str) -> TreeChange:
-        logger.warning("xver: evicting everything (%s)", reason)
-        return self.cache.condemn_all()
-
-    def _fail_closed(self, scheduler: Any, reason: str) -> None:
+    def fail_closed(self, scheduler: Any, reason: str) -> None:
+        """Make nothing old visible, whatever happened; only mode on acts."""
         if self.config.mode != "on":
-            self._is_settled = True
             return
+        logger.warning("xver: evicting everything (%s)", reason)
         straddlers = self._bar_straddlers(scheduler)
-        rule = EpochRule(keep_max_tokens=0, reason=reason)
         try:
-            change = self._condemn(reason)
+            change = self.cache.condemn_all()
         except Exception:
             # condemn_all blocks before it removes, so whatever raised, nothing is visible.
             self.failures["CONDEMN_RAISED"] += 1
             logger.exception("xver: eviction failed half-way; the rest stays blocked")
             change = TreeChange(0, 0, self.cache.blocked_tokens())
-        self._finish(change, rule, None, straddlers)
-        self._is_settled = True
+        rule = EpochRule(keep_max_tokens=0, reason=reason)
+        self._record(self._report(change, rule, None, straddlers, False, False))
 
     # ---- reporting ----
-
-    def _finish(
-        self, change: TreeChange, rule: EpochRule, plan: Plan | None, straddlers: int = 0
-    ) -> None:
-        self._record(self._report(change, rule, plan, straddlers, False, False))
 
     def _report(
         self,
@@ -242,8 +229,9 @@ class UpdateController:
         )
 
     def _record(self, report: UpdateReport, apply_ms: float = 0.0) -> None:
-        report = UpdateReport(**{**report.to_dict(), "apply_ms": round(apply_ms, 3)})  # type: ignore[arg-type]
+        report = replace(report, apply_ms=round(apply_ms, 3))
         self.last_report = report
+        self._settled += 1
         self.reports[f"{report.action}:{report.reason}"] += 1
         logger.info("xver update: %s", report.to_dict())
 
@@ -258,6 +246,7 @@ class UpdateController:
             "blocked_tokens": self.cache.blocked_tokens(),
             "declined_inserts": self.cache.declined_inserts,
             "healed_nodes": self.cache.healed_nodes,
+            "engine": self.engine,
             "layout": None if self.layout is None else self.layout.to_dict(),
             "last_update": None if self.last_report is None else self.last_report.to_dict(),
             "updates": dict(self.reports),

@@ -68,6 +68,20 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def entry_points(wheel: Path, names: set[str]) -> ConfigParser:
+    parser = ConfigParser(delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(read_text(wheel, dist_info(names, r"entry_points\.txt")))
+    return parser
+
+
+@pytest.fixture(scope="module")
+def requirements(wheel: Path, names: set[str]) -> list[Requirement]:
+    headers = HeaderParser().parsestr(read_text(wheel, dist_info(names, "METADATA")))
+    return [Requirement(value) for value in headers.get_all("Requires-Dist", [])]
+
+
 def constraint_lines() -> list[str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
@@ -149,13 +163,6 @@ class TestWheelWorksUnpacked:
 
 @pytest.mark.packaging
 class TestEntryPoints:
-    @pytest.fixture(scope="class")
-    def entry_points(self, wheel: Path, names: set[str]) -> ConfigParser:
-        parser = ConfigParser(delimiters=("=",))
-        parser.optionxform = str  # type: ignore[assignment, method-assign]
-        parser.read_string(read_text(wheel, dist_info(names, r"entry_points\.txt")))
-        return parser
-
     def test_plugin_is_registered_with_sglang(self, entry_points: ConfigParser) -> None:
         plugins = dict(entry_points["sglang.srt.plugins"])
         assert plugins == {"xver": "sglang_xver.engine.plugin:register"}
@@ -189,11 +196,6 @@ def defined_names(module: Path) -> set[str]:
 
 @pytest.mark.packaging
 class TestMetadata:
-    @pytest.fixture(scope="class")
-    def requirements(self, wheel: Path, names: set[str]) -> list[Requirement]:
-        headers = HeaderParser().parsestr(read_text(wheel, dist_info(names, "METADATA")))
-        return [Requirement(value) for value in headers.get_all("Requires-Dist", [])]
-
     @pytest.mark.parametrize("extra", ["", "service", "postgres"])
     def test_engine_is_no_dependency_of(self, requirements: list[Requirement], extra: str) -> None:
         required = {

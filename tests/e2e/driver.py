@@ -1,0 +1,98 @@
+"""Talks to a real server the way a user does: plain HTTP."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sglang_xver.report import parse_message
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Answer to one request; ``top1`` holds (token, log-probability) of every output position."""
+
+    tokens: list[int]
+    cached_tokens: int
+    top1: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Updated:
+    """Reply to a weight update; ``xver`` holds the fields of its ``[xver ...]`` part."""
+
+    status: int
+    success: bool
+    message: str
+    xver: dict[str, str]
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    """Return a reproducible prompt of token ids inside the tiny models' vocabulary."""
+    rng = random.Random(seed)
+    return [rng.randrange(10, 200) for _ in range(length)]
+
+
+class Driver:
+    """HTTP client of one server."""
+
+    def __init__(self, url: str) -> None:
+        self.http = httpx.Client(base_url=url, timeout=120.0)
+
+    def payload(self, tokens: list[int], new_tokens: int, **extra: Any) -> dict[str, Any]:
+        return {
+            "input_ids": tokens,
+            "sampling_params": {
+                "temperature": 0,
+                "max_new_tokens": new_tokens,
+                "ignore_eos": True,
+            },
+            **extra,
+        }
+
+    def generate(self, tokens: list[int], new_tokens: int = 4, **extra: Any) -> Generated:
+        body = self.payload(tokens, new_tokens, return_logprob=True, **extra)
+        answer = self.http.post("/generate", json=body).raise_for_status().json()
+        meta = answer["meta_info"]
+        top1 = [(int(entry[1]), float(entry[0])) for entry in meta["output_token_logprobs"]]
+        return Generated(answer["output_ids"], int(meta["cached_tokens"]), top1)
+
+    def update(self, checkpoint: Path | str, **extra: Any) -> Updated:
+        reply = self.http.post(
+            "/update_weights_from_disk", json={"model_path": str(checkpoint), **extra}
+        )
+        body = reply.json()
+        return Updated(
+            reply.status_code, body["success"], body["message"], parse_message(body["message"])
+        )
+
+    def status(self) -> dict[str, Any]:
+        info = self.http.get("/server_info").raise_for_status().json()
+        block: dict[str, Any] = info["internal_states"][0]["xver"]
+        return block
+
+    def flush(self) -> None:
+        self.http.post("/flush_cache").raise_for_status()
+
+    def reset_to(self, checkpoint: Path) -> None:
+        """Serve ``checkpoint`` with an empty cache."""
+        assert self.update(checkpoint).success
+        self.flush()
+
+    def pause(self, mode: str) -> None:
+        self.http.post("/pause_generation", json={"mode": mode}).raise_for_status()
+
+    def resume(self) -> None:
+        self.http.post("/continue_generation", json={}).raise_for_status()
+
+    def wait_for(self, field: str, value: Any, timeout_s: float = 30.0) -> None:
+        """Wait until the status shows ``value``; bounded."""
+        deadline = time.monotonic() + timeout_s
+        while self.status()[field] != value:
+            assert time.monotonic() < deadline, f"{field} is {self.status()[field]}, not {value}"
+            time.sleep(0.2)
