@@ -27,7 +27,7 @@ DEPENDENCIES := $(VENV)/.xver-dependencies-$(KEY)
 # Cheap suites first, so that a broken rule shows before a server starts; unlisted ones go last.
 SUITES := unit contract service e2e
 TEST_DIRS := $(wildcard $(SUITES:%=tests/%))
-TEST_DIRS += $(filter-out $(TEST_DIRS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+TEST_DIRS += $(filter-out $(TEST_DIRS) tests/support tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 PYTEST_ARGS ?=
 
 # No test and no demo may depend on a model hub, and forked tokenizers warn without this.
