@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import sqlite3
 import subprocess
 import sys
 import tomllib
 import zipfile
 from configparser import ConfigParser
+from contextlib import closing
 from email.parser import HeaderParser
 from pathlib import Path
 
@@ -159,6 +161,18 @@ class TestWheelWorksUnpacked:
             "assert not loaded, loaded"
         )
         assert self.run(unpacked, code).startswith(str(unpacked))
+
+    def test_schema_upgrades_from_its_own_migrations(self, unpacked: Path, tmp_path: Path) -> None:
+        database = tmp_path / "xver.db"
+        code = (
+            f"sys.argv = ['xver-compat', 'db', 'upgrade', '--db', 'sqlite:///{database}']\n"
+            "from compat_service.cli import main\n"
+            "main()"
+        )
+        self.run(unpacked, code)
+        with closing(sqlite3.connect(database)) as connection:
+            rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+        assert len(rows) == 1
 
 
 @pytest.mark.packaging
