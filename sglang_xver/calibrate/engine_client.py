@@ -79,8 +79,6 @@ class EngineClient:
         try:
             xver = raw["internal_states"][0].get("xver") or {}
             return ServerInfo(
-                version=str(raw["version"]),
-                attention_backend=str(raw.get("attention_backend") or ""),
                 max_input_tokens=int(raw["max_req_input_len"]),
                 pool_tokens=int(raw["max_total_num_tokens"]),
                 page_size=int(raw["page_size"]),

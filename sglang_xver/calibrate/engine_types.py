@@ -13,8 +13,6 @@ import numpy.typing as npt
 class ServerInfo(NamedTuple):
     """What a server says about itself in ``/server_info``; sizes in tokens."""
 
-    version: str
-    attention_backend: str
     max_input_tokens: int
     pool_tokens: int
     page_size: int

@@ -30,7 +30,6 @@ from sglang_xver.identity import Checkpoint
 from sglang_xver.layout import KvLayout
 
 _PACKAGE = "sglang-xver"
-_ENGINE_NAME = "sglang"
 
 
 def build_run(
@@ -103,10 +102,18 @@ def layout_from_server(layout: Mapping[str, Any]) -> common.CacheLayout:
 
 
 def engine_from_server(server: ServerInfo) -> common.Engine:
-    """Return the engine that measured."""
-    return common.Engine(
-        name=_ENGINE_NAME, version=server.version, attention_backend=server.attention_backend
-    )
+    """Return the engine that measured, in the words with which it asks for verdicts later.
+
+    Raises:
+        CalibrationError: the plugin didn't state it.
+    """
+    engine = server.xver.get("engine")
+    if not isinstance(engine, Mapping):
+        raise CalibrationError(
+            "the server's xver block names no engine; "
+            "use the same version of sglang-xver here and in the server"
+        )
+    return common.Engine(**engine)
 
 
 def sample_plan(plan: MeasurementPlan) -> evidence.SamplePlan:

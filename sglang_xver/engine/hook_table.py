@@ -13,9 +13,9 @@ from sglang_xver.errors import HookError
 
 SGLANG_RANGE = ">=0.5.23,<0.5.24"
 
-_MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
-_TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
+TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore"
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -43,7 +43,7 @@ def _symbols(use: Use, owner: str, table: dict[str, str]) -> list[Symbol]:
 SYMBOLS: tuple[Symbol, ...] = (
     *_symbols(
         "hook",
-        _MANAGER,
+        MANAGER,
         {
             "flush_cache_after_weight_update": "self recv_req success message",
             "update_weights_from_disk": "self recv_req",
@@ -52,16 +52,17 @@ SYMBOLS: tuple[Symbol, ...] = (
             "update_weights_from_distributed": "self recv_req",
             "end_weight_update": "self recv_req",
             "resume_memory_occupation": "self recv_req",
+            "check_weights": "self recv_req",
         },
     ),
     *_symbols(
         "hook",
-        _STATE,
+        STATE,
         {"set_internal_state": "self recv_req", "get_internal_state": "self recv_req"},
     ),
     *_symbols(
         "hook",
-        _TOKENIZER,
+        TOKENIZER,
         {
             "update_weights_from_disk": "self obj request",
             "set_internal_state": "self obj",
@@ -115,7 +116,7 @@ SYMBOLS: tuple[Symbol, ...] = (
 )
 
 HOOKED_PATHS: frozenset[str] = frozenset(s.path for s in SYMBOLS if s.use == "hook") | {
-    f"{_TOKENIZER}.__init__"
+    f"{TOKENIZER}.__init__"
 }
 
 

@@ -119,23 +119,24 @@ def _register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from sglang_xver.engine import main_hooks, scheduler_hooks
-    from sglang_xver.engine.hook_table import _MANAGER, _STATE, _TOKENIZER
+    from sglang_xver.engine.hook_table import MANAGER, STATE, TOKENIZER
 
     around = {
-        f"{_MANAGER}.flush_cache_after_weight_update": scheduler_hooks.around_flush,
-        f"{_MANAGER}.update_weights_from_disk": scheduler_hooks.around_update,
-        f"{_MANAGER}.update_weights_from_ipc": scheduler_hooks.around_update,
-        f"{_MANAGER}.update_weights_from_tensor": scheduler_hooks.around_bucket,
-        f"{_MANAGER}.update_weights_from_distributed": scheduler_hooks.around_bucket,
-        f"{_MANAGER}.end_weight_update": scheduler_hooks.around_end_session,
-        f"{_MANAGER}.resume_memory_occupation": scheduler_hooks.around_resume_memory,
-        f"{_STATE}.set_internal_state": scheduler_hooks.around_set_internal_state,
-        f"{_TOKENIZER}.set_internal_state": main_hooks.around_set_internal_state,
-        f"{_TOKENIZER}.update_weights_from_disk": main_hooks.around_update_from_disk,
+        f"{MANAGER}.flush_cache_after_weight_update": scheduler_hooks.around_flush,
+        f"{MANAGER}.update_weights_from_disk": scheduler_hooks.around_update,
+        f"{MANAGER}.update_weights_from_ipc": scheduler_hooks.around_update,
+        f"{MANAGER}.update_weights_from_tensor": scheduler_hooks.around_bucket,
+        f"{MANAGER}.update_weights_from_distributed": scheduler_hooks.around_bucket,
+        f"{MANAGER}.end_weight_update": scheduler_hooks.around_end_session,
+        f"{MANAGER}.resume_memory_occupation": scheduler_hooks.around_resume_memory,
+        f"{MANAGER}.check_weights": scheduler_hooks.around_check_weights,
+        f"{STATE}.set_internal_state": scheduler_hooks.around_set_internal_state,
+        f"{TOKENIZER}.set_internal_state": main_hooks.around_set_internal_state,
+        f"{TOKENIZER}.update_weights_from_disk": main_hooks.around_update_from_disk,
     }
     after = {
-        f"{_STATE}.get_internal_state": scheduler_hooks.after_get_internal_state,
-        f"{_TOKENIZER}.__init__": main_hooks.after_init,
+        f"{STATE}.get_internal_state": scheduler_hooks.after_get_internal_state,
+        f"{TOKENIZER}.__init__": main_hooks.after_init,
     }
     for path, hook in around.items():
         HookRegistry.register(path, hook, HookType.AROUND)

@@ -74,6 +74,15 @@ def around_resume_memory(original: Callable[..., Any], manager: Any, recv_req: A
     return output
 
 
+def around_check_weights(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
+    """AROUND ``check_weights``, whose action ``reset_tensors`` overwrites the weights."""
+    controller = _active(manager.scheduler)
+    output = original(manager, recv_req)
+    if controller is not None and recv_req.action == "reset_tensors":
+        controller.fail_closed(manager.scheduler, "WEIGHTS_RESET")
+    return output
+
+
 def around_set_internal_state(original: Callable[..., Any], state: Any, recv_req: Any) -> Any:
     """AROUND ``set_internal_state``: take our control messages, pass on the rest."""
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput

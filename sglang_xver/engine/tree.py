@@ -83,6 +83,14 @@ class XverTreeCore(UnifiedTreeCore):
 
     # ---- visibility ----
 
+    def block_all(self) -> None:
+        """Make every node invisible at once; the last resort where nothing else can be trusted."""
+        self.blocked = {
+            node_id: node
+            for node_id, node in self._node_arena.items()
+            if node is not self.root_node
+        }
+
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Match as SGLang does, but never into a blocked node."""
         if self.blocked:

@@ -85,8 +85,9 @@ class UpdateController:
             # The handler returned without passing the flush hook: nothing was loaded, or weights
             # are torn. Which of the two can't be told from here.
             self.fail_closed(manager.scheduler, "UPDATE_FAILED")
-        if self.last_report is not None and hasattr(output, "message"):
-            output.message = f"{output.message} {self.last_report.to_message()}"
+        report = self.last_report if self._settled != settled_before else None
+        if report is not None and hasattr(output, "message"):
+            output.message = f"{output.message} {report.to_message()}"
         return output
 
     def settle(
@@ -196,9 +197,9 @@ class UpdateController:
         try:
             change = self.cache.condemn_all()
         except Exception:
-            # condemn_all blocks before it removes, so whatever raised, nothing is visible.
             self.failures["CONDEMN_RAISED"] += 1
-            logger.exception("xver: eviction failed half-way; the rest stays blocked")
+            logger.exception("xver: eviction failed half-way; the rest is blocked")
+            self.cache.tree_core.block_all()
             change = TreeChange(0, 0, self.cache.blocked_tokens())
         rule = EpochRule(keep_max_tokens=0, reason=reason)
         self._record(self._report(change, rule, None, straddlers, False, False))

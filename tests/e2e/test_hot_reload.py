@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import CompatServiceProcess, Models, Stack, server_environment
-from driver import Driver, Generated, prompt
-from evidence import fingerprint, record
 
 from examples.testbed.process import SglangServer
 from sglang_xver.client import CompatClient
+from tests.e2e.driver import Driver, Generated, prompt
+from tests.e2e.evidence import fingerprint, record
+from tests.e2e.support import CompatServiceProcess, Models, Stack, server_environment
 
 pytestmark = pytest.mark.e2e
 

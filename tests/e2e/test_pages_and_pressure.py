@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import CompatServiceProcess, Models, server_environment
-from driver import Driver, prompt
-from evidence import record
 
 from examples.testbed.process import SglangServer
 from sglang_xver.client import CompatClient
+from tests.e2e.driver import Driver, prompt
+from tests.e2e.evidence import record
+from tests.e2e.support import CompatServiceProcess, Models, server_environment
 
 pytestmark = pytest.mark.e2e
 

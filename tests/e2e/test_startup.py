@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Models
 
 from examples.testbed.process import SglangServer
+from tests.e2e.support import Models
 
 pytestmark = pytest.mark.e2e
 

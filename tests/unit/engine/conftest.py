@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from sglang.srt.plugins import load_plugins
 
-sys.path.insert(0, str(Path(__file__).parent))
 load_plugins()

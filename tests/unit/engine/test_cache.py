@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tree_harness import Harness, plan
 
 from sglang_xver.lineage import UNLIMITED, Lineage
+from tests.unit.engine.tree_harness import Harness, plan
 
 PAGES = pytest.mark.parametrize("page_size", [1, 16])
 PREFIX = tuple(range(1000, 1064))

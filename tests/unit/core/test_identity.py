@@ -1,0 +1,145 @@
+"""A version is what its bytes are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from sglang_xver.errors import CheckpointError
+from sglang_xver.identity import inspect_checkpoint, read_geometry, require_same_tensors
+
+WHOLE = 2**40
+EMPTY_LIST = b"\2" + b"\0" * 7 + b"[]"
+SAMPLED = 0
+CONFIG: dict[str, Any] = {
+    "model_type": "tiny",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rope_theta": 10000.0,
+    "torch_dtype": "bfloat16",
+}
+
+
+def write(folder: Path, *, bump: float = 0.0, rows: int = 64, **config: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    weight = np.arange(rows * 512, dtype=np.float32).reshape(rows, 512)
+    weight[-1, -1] += bump
+    save_file({"w": weight, "b": np.zeros(4, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(params=[WHOLE, SAMPLED], ids=["whole", "sampled"])
+def limit(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+class TestFingerprint:
+    def test_equal_bytes_are_equal_wherever_they_lie(self, tmp_path: Path, limit: int) -> None:
+        first = write(tmp_path / "a")
+        copy = tmp_path / "copy"
+        shutil.copytree(first, copy)
+        assert (
+            inspect_checkpoint(first, limit).fingerprint
+            == inspect_checkpoint(copy, limit).fingerprint
+        )
+
+    def test_one_changed_value_is_another_version(self, tmp_path: Path, limit: int) -> None:
+        first = inspect_checkpoint(write(tmp_path / "a"), limit)
+        second = inspect_checkpoint(write(tmp_path / "b", bump=1.0), limit)
+        assert first.fingerprint != second.fingerprint
+
+    def test_same_weights_with_another_rope_are_another_version(
+        self, tmp_path: Path, limit: int
+    ) -> None:
+        first = inspect_checkpoint(write(tmp_path / "a"), limit)
+        second = inspect_checkpoint(write(tmp_path / "b", rope_theta=5.0), limit)
+        assert first.fingerprint != second.fingerprint
+        assert second.geometry.differences(first.geometry) == ["rope_theta: 5.0 != 10000.0"]
+
+    def test_schemes_never_compare_equal(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "a")
+        assert inspect_checkpoint(folder, WHOLE).fingerprint.startswith("sha256:")
+        assert inspect_checkpoint(folder, SAMPLED).fingerprint.startswith("sampled:")
+
+    def test_values_that_shape_nothing_are_ignored(self, tmp_path: Path) -> None:
+        first = inspect_checkpoint(write(tmp_path / "a"), WHOLE)
+        second = inspect_checkpoint(write(tmp_path / "b", transformers_version="9"), WHOLE)
+        assert first.fingerprint == second.fingerprint
+
+
+class TestFilesThatChange:
+    def test_overwritten_in_place(self, tmp_path: Path) -> None:
+        checkpoint = inspect_checkpoint(write(tmp_path / "a"), WHOLE)
+        assert checkpoint.is_unchanged()
+        write(tmp_path / "a", bump=1.0)
+        os.utime(tmp_path / "a" / "model.safetensors", ns=(1, 1))
+        assert not checkpoint.is_unchanged()
+
+    def test_removed(self, tmp_path: Path) -> None:
+        checkpoint = inspect_checkpoint(write(tmp_path / "a"), WHOLE)
+        shutil.rmtree(tmp_path / "a")
+        assert not checkpoint.is_unchanged()
+
+
+class TestRefusals:
+    def test_missing_folder_is_named(self) -> None:
+        with pytest.raises(CheckpointError, match="'/nonexistent' is not a folder"):
+            inspect_checkpoint("/nonexistent", WHOLE)
+
+    def test_no_safetensors(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text("{}")
+        with pytest.raises(CheckpointError, match=r"holds no \*\.safetensors"):
+            inspect_checkpoint(tmp_path, WHOLE)
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"",
+            b"\x01",
+            (2**62).to_bytes(8, "little"),
+            b"\x04" + b"\0" * 7 + b"nope",
+            b"\2" + b"\0" * 7 + b"[]",
+        ],
+    )
+    def test_no_safetensors_inside(self, tmp_path: Path, content: bytes, limit: int) -> None:
+        write(tmp_path)
+        (tmp_path / "model.safetensors").write_bytes(content)
+        with pytest.raises(CheckpointError, match="safetensors"):
+            inspect_checkpoint(tmp_path, limit)
+
+    @pytest.mark.parametrize("config", ["", "[1]", "{"])
+    def test_malformed_config(self, tmp_path: Path, config: str) -> None:
+        write(tmp_path)
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises(CheckpointError, match=r"config\.json"):
+            inspect_checkpoint(tmp_path, WHOLE)
+
+
+class TestTensors:
+    def test_other_shape_is_named(self, tmp_path: Path) -> None:
+        served = inspect_checkpoint(write(tmp_path / "a"), WHOLE)
+        update = inspect_checkpoint(write(tmp_path / "b", rows=32), WHOLE)
+        with pytest.raises(CheckpointError, match=r"w has shape \[32, 512\], served \[64, 512\]"):
+            require_same_tensors(served, update)
+
+    def test_missing_and_unknown_tensors_are_named(self, tmp_path: Path) -> None:
+        served = inspect_checkpoint(write(tmp_path / "a"), WHOLE)
+        other = write(tmp_path / "b")
+        save_file({"x": np.zeros(4, np.float32)}, other / "model.safetensors")
+        with pytest.raises(CheckpointError, match="b is missing; w is missing; x is unknown"):
+            require_same_tensors(served, inspect_checkpoint(other, WHOLE))
+
+
+def test_multimodal_config_uses_its_text_part() -> None:
+    nested = read_geometry({"model_type": "vl", "text_config": CONFIG})
+    assert nested.digest == read_geometry(CONFIG).digest

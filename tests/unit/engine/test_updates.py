@@ -1,0 +1,293 @@
+"""Around an update: the plan applies, and every fault ends in eviction, never in a crash."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.managers.io_struct import (
+    SetInternalStateReq,
+    UpdateWeightFromDiskReqInput,
+    UpdateWeightFromDiskReqOutput,
+)
+
+from sglang_xver.config import XverConfig
+from sglang_xver.engine import scheduler_hooks
+from sglang_xver.engine.updates import CONDEMN_KEY_PREFIX, UPDATE_ID_FIELD, UpdateController
+from sglang_xver.lineage import UNLIMITED
+from sglang_xver.plan import EpochRule, Plan
+from sglang_xver.report import parse_message
+from tests.unit.engine.tree_harness import Harness
+
+PREFIX = tuple(range(500, 600))
+KEEP = Plan(
+    update_id="u1",
+    target_key="B",
+    model_path="/b",
+    rules={"initial": EpochRule(keep_max_tokens=UNLIMITED, reason="OK", decision_id="dec_1")},
+)
+
+
+class World:
+    """A scheduler around the harness's cache, reduced to what the hooks touch."""
+
+    def __init__(self, mode: str = "on") -> None:
+        self.harness = Harness()
+        self.controller = UpdateController(
+            self.harness.cache,
+            XverConfig(mode=mode),
+            None,
+            {},
+        )
+        self.harness.cache.xver_updates = self.controller
+        self.flushes = 0
+        self.scheduler = SimpleNamespace(
+            tree_cache=self.harness.cache,
+            waiting_queue=[],
+            chunked_req=None,
+            _engine_paused=False,
+            collect_inflight_reqs=lambda: {_Hashable(r.req) for r in self.harness.running},
+            is_fully_idle=lambda ignore_waiting=False: not self.harness.running,
+            flush_cache=self._flush,
+        )
+        self.manager = SimpleNamespace(scheduler=self.scheduler, _session=object())
+
+    def _flush(self, empty_cache: bool = True) -> bool:
+        del empty_cache
+        if self.harness.running:
+            return False
+        self.flushes += 1
+        self.harness.cache.reset()
+        self.harness.allocator.clear()
+        return True
+
+    def push(self, key: str) -> bool:
+        state = SimpleNamespace(scheduler=self.scheduler)
+        request = SetInternalStateReq(server_args={key: 1})
+        answer = scheduler_hooks.around_set_internal_state(_unreachable, state, request)
+        return bool(answer.updated)
+
+    def update(
+        self,
+        *,
+        path: str = "/b",
+        update_id: str | None = "u1",
+        flush: bool = True,
+        loads: bool = True,
+        success: bool = True,
+        error: Exception | None = None,
+    ) -> tuple[bool, dict[str, str]]:
+        """Run an update through the hooks as SGLang's handler does."""
+        manifest = None if update_id is None else {UPDATE_ID_FIELD: update_id}
+        request = UpdateWeightFromDiskReqInput(
+            model_path=path, flush_cache=flush, manifest=manifest
+        )
+
+        def stock_flush(manager: Any, req: Any, ok: bool, message: str) -> tuple[bool, str]:
+            del manager
+            if req.flush_cache and not self._flush():
+                return False, "not flushed"
+            return ok, message
+
+        def handler(manager: Any, req: Any) -> UpdateWeightFromDiskReqOutput:
+            if error is not None:
+                raise error
+            ok, message = success, "Succeeded"
+            if loads:
+                ok, message = scheduler_hooks.around_flush(stock_flush, manager, req, ok, message)
+            return UpdateWeightFromDiskReqOutput(success=ok, message=message)
+
+        output = scheduler_hooks.around_update(handler, self.manager, request)
+        return output.success, parse_message(output.message)
+
+
+class _Hashable:
+    """Requests go into sets by identity; the harness's namespaces compare by value."""
+
+    def __init__(self, req: Any) -> None:
+        object.__setattr__(self, "_req", req)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._req, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._req, name, value)
+
+
+def _unreachable(*_: Any) -> Any:
+    raise AssertionError("SGLang's own handler must not see our messages")
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.harness.run(PREFIX)
+    return world
+
+
+def cached(world: World) -> int:
+    return len(world.harness.reads(PREFIX))
+
+
+class TestPlan:
+    def test_keeps(self, world: World) -> None:
+        assert world.push(KEEP.to_wire())
+        success, report = world.update()
+        assert success
+        assert (report["action"], report["decision_id"]) == ("KEEP", "dec_1")
+        assert report["kept_tokens"] == str(len(PREFIX))
+        assert cached(world) == len(PREFIX)
+        assert world.flushes == 0
+
+    def test_serves_one_update_only(self, world: World) -> None:
+        world.push(KEEP.to_wire())
+        world.update()
+        _, report = world.update()
+        assert (report["action"], report["reason"]) == ("EVICT", "NO_PLAN")
+        assert cached(world) == 0
+
+    @pytest.mark.parametrize(
+        "other", [{"path": "/other"}, {"update_id": "u2"}, {"update_id": None}]
+    )
+    def test_made_for_another_update_is_void(self, world: World, other: dict[str, Any]) -> None:
+        world.push(KEEP.to_wire())
+        _, report = world.update(**other)
+        assert (report["action"], report["reason"]) == ("EVICT", "NO_PLAN")
+        assert cached(world) == 0
+
+    def test_malformed_is_refused_and_replaces_the_earlier_one(self, world: World) -> None:
+        world.push(KEEP.to_wire())
+        assert not world.push("xver_plan:{")
+        assert world.update()[1]["reason"] == "NO_PLAN"
+        assert world.controller.failures["MALFORMED_PLAN"] == 1
+
+    def test_no_plan_evicts_even_without_a_flush(self, world: World) -> None:
+        _, report = world.update(flush=False)
+        assert report["evicted_tokens"] == str(len(PREFIX))
+        assert (cached(world), world.flushes) == (0, 0)
+
+    def test_idle_eviction_uses_sglangs_flush(self, world: World) -> None:
+        world.update()
+        assert world.flushes == 1
+
+
+class TestRunningRequests:
+    def test_refused_flush_blocks_and_says_so(self, world: World) -> None:
+        running = world.harness.start((*PREFIX, 1, 2))
+        success, report = world.update()
+        assert success
+        assert report["blocked_tokens"] == str(len(PREFIX))
+        assert report["straddling_requests"] == "1"
+        assert running.req.skip_radix_cache_insert
+        assert cached(world) == 0
+        world.harness.finish(running)
+        world.harness.check_slots()
+        assert world.controller.status()["blocked_tokens"] == 0
+
+    def test_same_bytes_bar_nobody(self, world: World) -> None:
+        running = world.harness.start((*PREFIX, 1, 2))
+        same = KEEP.model_copy(update={"target_key": "initial"})
+        world.push(same.to_wire())
+        assert world.update()[1]["action"] == "SAME"
+        assert not running.req.skip_radix_cache_insert
+
+
+class TestFaults:
+    def test_failed_update_evicts(self, world: World) -> None:
+        world.push(KEEP.to_wire())
+        success, report = world.update(loads=False, success=False)
+        assert not success
+        assert report["reason"] == "UPDATE_FAILED"
+        assert cached(world) == 0
+
+    def test_draft_that_failed_after_the_target_loaded_evicts(self, world: World) -> None:
+        world.push(KEEP.to_wire())
+        success, report = world.update(success=False)
+        assert not success
+        assert report["reason"] == "UPDATE_FAILED"
+        assert cached(world) == 0
+
+    def test_raising_update_evicts_and_passes_the_error_on(self, world: World) -> None:
+        world.push(KEEP.to_wire())
+        with pytest.raises(RuntimeError, match="torn"):
+            world.update(error=RuntimeError("torn"))
+        assert cached(world) == 0
+
+    @pytest.mark.parametrize("name", ["apply_plan", "_split_node", "_remove_leaf", "_condemn"])
+    def test_raising_step_ends_in_eviction(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        owner = world.harness.core if name == "_split_node" else world.harness.cache
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("injected")
+
+        monkeypatch.setattr(owner, name, fail)
+        cut = KEEP.model_copy(
+            update={"rules": {"initial": EpochRule(keep_max_tokens=50, reason="OK")}}
+        )
+        world.push(cut.to_wire())
+        success, report = world.update()
+        assert success
+        assert report["action"] == "EVICT"
+        assert report["reason"] == "APPLY_RAISED"
+        assert cached(world) == 0
+        assert world.controller.failures["APPLY_RAISED"] == 1
+
+    def test_condemn_message(self, world: World) -> None:
+        assert world.push(CONDEMN_KEY_PREFIX + "CHECKPOINT_CHANGED")
+        assert cached(world) == 0
+        assert world.controller.last_report is not None
+        assert world.controller.last_report.reason == "CHECKPOINT_CHANGED"
+
+
+class TestOtherPaths:
+    def test_session_end_evicts(self, world: World) -> None:
+        scheduler_hooks.around_end_session(lambda *_: "out", world.manager, None)
+        assert cached(world) == 0
+
+    def test_end_without_a_session_changes_nothing(self, world: World) -> None:
+        world.manager._session = None
+        scheduler_hooks.around_end_session(lambda *_: "out", world.manager, None)
+        assert cached(world) == len(PREFIX)
+
+    @pytest.mark.parametrize(
+        "tags, expected", [(None, 0), (["weights"], 0), (["kv_cache"], len(PREFIX))]
+    )
+    def test_resumed_weights_are_unknown(
+        self, world: World, tags: list[str] | None, expected: int
+    ) -> None:
+        request = SimpleNamespace(tags=tags)
+        scheduler_hooks.around_resume_memory(lambda *_: "out", world.manager, request)
+        assert cached(world) == expected
+
+    @pytest.mark.parametrize("action, expected", [("reset_tensors", 0), ("checksum", len(PREFIX))])
+    def test_reset_weights_are_unknown(self, world: World, action: str, expected: int) -> None:
+        request = SimpleNamespace(action=action)
+        scheduler_hooks.around_check_weights(lambda *_: "out", world.manager, request)
+        assert cached(world) == expected
+
+    def test_bucket_without_a_session_changes_nothing(self, world: World) -> None:
+        world.manager._session = None
+        scheduler_hooks.around_bucket(lambda *_: "refused", world.manager, None)
+        assert cached(world) == len(PREFIX)
+
+
+class TestModes:
+    def test_off_is_sglang_alone(self) -> None:
+        world = World("off")
+        world.harness.run(PREFIX)
+        world.push(KEEP.to_wire())
+        success, report = world.update(flush=False)
+        assert (success, report) == (True, {})
+        assert cached(world) == len(PREFIX)
+
+    def test_observe_reports_and_lets_sglang_flush(self) -> None:
+        world = World("observe")
+        world.harness.run(PREFIX)
+        world.push(KEEP.to_wire())
+        success, report = world.update()
+        assert success
+        assert (report["action"], report["reason"]) == ("OBSERVE", "OK")
+        assert (cached(world), world.flushes) == (0, 1)
