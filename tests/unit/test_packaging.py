@@ -181,8 +181,11 @@ class TestEntryPoints:
         plugins = dict(entry_points["sglang.srt.plugins"])
         assert plugins == {"xver": "sglang_xver.engine.plugin:register"}
 
-    def test_service_has_its_command(self, entry_points: ConfigParser) -> None:
-        assert entry_points["console_scripts"]["xver-compat"] == "compat_service.cli:main"
+    def test_both_sides_have_a_command(self, entry_points: ConfigParser) -> None:
+        assert dict(entry_points["console_scripts"]) == {
+            "xver-compat": "compat_service.cli:main",
+            "sglang-xver": "sglang_xver.cli:main",
+        }
 
     def test_every_target_is_defined(self, entry_points: ConfigParser, unpacked: Path) -> None:
         targets = [
