@@ -18,6 +18,7 @@ _BLOCK_BYTES = 4096
 _BLOCKS_PER_TENSOR = 6
 _READ_BYTES = 8 * 1024 * 1024
 _MAX_HEADER_BYTES = 256 * 1024 * 1024
+_INDEX_FILE = "model.safetensors.index.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 # The config values that shape the KV space. A difference in any of them forbids reuse.
@@ -102,12 +103,14 @@ class Checkpoint:
     tensors: dict[str, TensorInfo] = field(repr=False)
     stamps: tuple[FileStamp, ...] = field(repr=False)
 
+    @property
+    def stamp_digest(self) -> str:
+        """Digest of the file stamps; compare with :func:`stamp_digest` of the folder."""
+        return _digest(self.stamps)
+
     def is_unchanged(self) -> bool:
         """Whether the files on disk are still the ones that were fingerprinted."""
-        try:
-            return _stamps(self.path, _shards(self.path)) == self.stamps
-        except (CheckpointError, OSError):
-            return False
+        return stamp_digest(self.path) == self.stamp_digest
 
 
 def _digest(value: object) -> str:
@@ -130,9 +133,18 @@ def _shards(path: Path) -> list[Path]:
     return shards
 
 
+def stamp_digest(path: Path) -> str:
+    """Return a digest of name, size, time and inode of the folder's files; empty if unreadable."""
+    try:
+        return _digest(_stamps(path, _shards(path)))
+    except (CheckpointError, OSError):
+        return ""
+
+
 def _stamps(path: Path, shards: list[Path]) -> tuple[FileStamp, ...]:
     stamps = []
-    for file in [path / "config.json", *shards]:
+    index = path / _INDEX_FILE
+    for file in [path / "config.json", *([index] if index.exists() else []), *shards]:
         stat = file.stat()
         stamps.append(FileStamp(file.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
     return tuple(stamps)
@@ -175,22 +187,37 @@ def _read_header(file: Path) -> tuple[bytes, dict[str, Any]]:
         raw = handle.read(size)
     try:
         header = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: safetensors header is not JSON ({error}).") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: safetensors header is not a JSON object.")
     return prefix + raw, header
 
 
-def _tensors(file: Path, header: dict[str, Any]) -> dict[str, TensorInfo]:
+def _tensors(file: Path, raw_header: bytes, header: dict[str, Any]) -> dict[str, TensorInfo]:
+    """Read the tensors' types and shapes; refuse a file that is cut short or too long."""
+    data_bytes = file.stat().st_size - len(raw_header)
+    tensors: dict[str, TensorInfo] = {}
+    last = 0
     try:
-        return {
-            name: TensorInfo(str(entry["dtype"]), tuple(int(size) for size in entry["shape"]))
-            for name, entry in header.items()
-            if name != "__metadata__"
-        }
-    except (KeyError, TypeError, ValueError) as error:
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            start, end = (int(offset) for offset in entry["data_offsets"])
+            if not 0 <= start <= end:
+                raise ValueError(f"{name}: data_offsets {start}, {end}")
+            last = max(last, end)
+            tensors[name] = TensorInfo(
+                str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+            )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{file}: malformed safetensors header ({error!r}).") from error
+    if last != data_bytes:
+        raise CheckpointError(
+            f"{file}: holds {data_bytes} bytes of tensors, its header says {last}. "
+            "Is it still being written? Reload when it is complete."
+        )
+    return tensors
 
 
 def _hash_whole(file: Path, hasher: Any) -> None:
@@ -243,10 +270,14 @@ def inspect_checkpoint(path: str | Path, full_hash_limit_bytes: int) -> Checkpoi
         stamps = _stamps(folder, shards)
         whole = sum(stamp.size_bytes for stamp in stamps) <= full_hash_limit_bytes
         hasher = hashlib.sha256(geometry.digest.encode())
+        index = folder / _INDEX_FILE
+        if index.exists():
+            # It tells which shard a tensor is read from, so it is part of the content.
+            _hash_whole(index, hasher)
         tensors: dict[str, TensorInfo] = {}
         for shard in shards:
             raw_header, header = _read_header(shard)
-            tensors.update(_tensors(shard, header))
+            tensors.update(_tensors(shard, raw_header, header))
             if whole:
                 _hash_whole(shard, hasher)
             else:

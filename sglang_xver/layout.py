@@ -41,8 +41,11 @@ class KvLayout:
         return asdict(self)
 
 
-def make_layout(geometry: Geometry, pool: PoolFacts) -> KvLayout:
-    """Combine a model's geometry and a pool's storage into a layout.
+def make_layout(geometry: Geometry, pool: PoolFacts, compute: str) -> KvLayout:
+    """Combine a model's geometry, a pool's storage and the way of computing into a layout.
+
+    ``compute`` names the model's dtype and quantisation: what they change is in the KV too, so
+    evidence from one holds for no other.
 
     The page size is left out on purpose: it decides which slots a token gets, never what is
     stored in them, so evidence holds for every page size.
@@ -52,7 +55,7 @@ def make_layout(geometry: Geometry, pool: PoolFacts) -> KvLayout:
     head_dim = values.get("head_dim")
     if head_dim is None:
         head_dim = int(values.get("hidden_size", 0)) // heads if heads else 0
-    text = json.dumps([geometry.digest, asdict(pool)], sort_keys=True)
+    text = json.dumps([geometry.digest, asdict(pool), compute], sort_keys=True)
     return KvLayout(
         digest="layout:" + hashlib.sha256(text.encode()).hexdigest(),
         num_layers=int(values.get("num_hidden_layers", 0)),

@@ -76,10 +76,37 @@ class EpochTable:
         self.current = index
         return index
 
+    def compact(self, live_mask: int) -> dict[int, int]:
+        """Forget every epoch without a bit in ``live_mask`` but the current one; renumber the rest.
+
+        Returns the new index by old index. Masks that were made before are void.
+        """
+        kept = list(epochs_in(live_mask | self.current_bit))
+        renumbered = {old: new for new, old in enumerate(kept)}
+        self._keys = [self._keys[old] for old in kept]
+        self._index = {key: index for index, key in enumerate(self._keys)}
+        self.current = renumbered[self.current]
+        return renumbered
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
     def advance_unknown(self) -> int:
         """Make an epoch current that equals no other: weights whose content nobody knows."""
         self._unknown_count += 1
         return self.advance(f"unknown:{self._unknown_count}")
+
+
+def renumber(lineage: Lineage, renumbered: dict[int, int]) -> Lineage:
+    """Return ``lineage`` with the indices that :meth:`EpochTable.compact` gave.
+
+    Raises:
+        KeyError: an epoch of the lineage was forgotten.
+    """
+    mask = 0
+    for index in epochs_in(lineage.mask):
+        mask |= 1 << renumbered[index]
+    return Lineage(renumbered[lineage.own], mask)
 
 
 def strictest(limits: Iterable[int]) -> int:

@@ -23,6 +23,8 @@ _UPPER_LEVEL = 0.95
 _SMALLEST_MASS = 1e-12
 _MASS_TOLERANCE = 1e-2
 _OVERLAP_TOKENS = 10
+# Where arms are computed bit by bit alike the floor is 0, and any rounding would lie above it.
+_SMALLEST_CONTROL_NATS = 1e-3
 
 Vector = npt.NDArray[np.float64]
 
@@ -172,8 +174,8 @@ def require_control_caught(
 ) -> None:
     """Check that the metric tells KV of another document (arm X) from the target's own (arm W).
 
-    The smallest control must lie above the largest floor: a metric that calls the wrong document
-    noise would call any harm noise.
+    The smallest control must lie above the largest floor, and above what bf16 rounding alone can
+    do: a metric that calls the wrong document noise would call any harm noise.
 
     Raises:
         InvalidRunError: it doesn't, so the divergences of this run mean nothing.
@@ -181,7 +183,7 @@ def require_control_caught(
     if not control or not floor:
         raise InvalidRunError("control or floor was not measured; a run needs both")
     smallest = min(item.mean_kl for item in control)
-    largest = max(item.mean_kl for item in floor)
+    largest = max(_SMALLEST_CONTROL_NATS, *(item.mean_kl for item in floor))
     if not smallest > largest:
         raise InvalidRunError(
             f"control X (KV of another document) diverges by {smallest:.3g} nats, the noise floor "

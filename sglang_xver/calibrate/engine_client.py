@@ -261,5 +261,7 @@ class EngineClient:
 
 def _top_logprobs(row: Sequence[Sequence[float]]) -> TopLogprobs:
     # Each entry is [logprob, token id, text]; the text is None on request.
-    entries = np.array([entry[:2] for entry in row], dtype=np.float64)
-    return TopLogprobs(entries[:, 1].astype(np.int64), entries[:, 0])
+    return TopLogprobs(
+        np.fromiter((entry[1] for entry in row), dtype=np.int64, count=len(row)),
+        np.fromiter((entry[0] for entry in row), dtype=np.float64, count=len(row)),
+    )

@@ -105,6 +105,7 @@ class XverRadixCache(UnifiedRadixCache):
             has_foreign |= node.xver_lineage.mask != core.epochs.current_bit
         core.has_foreign = has_foreign
         evicted, blocked = self._condemn(condemned)
+        core.forget_dead_epochs()
         return TreeChange(kept_tokens, evicted, blocked)
 
     def condemn_all(self) -> TreeChange:
@@ -118,6 +119,7 @@ class XverRadixCache(UnifiedRadixCache):
         nodes = core.subtree(core.root_node)[1:]
         evicted, blocked = self._condemn(nodes)
         core.has_foreign = False
+        core.forget_dead_epochs()
         return TreeChange(0, evicted, blocked)
 
     def tokens_by_epoch(self) -> dict[str, int]:

@@ -35,7 +35,9 @@ def after_init(result: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
     server_args = manager.server_args
     if getattr(server_args, "radix_cache_backend", None) != "xver":
         return
-    manager.xver_gate = UpdateGate.from_server(server_args.model_path, server_args.load_format)
+    manager.xver_gate = UpdateGate.from_server(
+        server_args.model_path, server_args.load_format, server_args.revision
+    )
 
 
 async def around_set_internal_state(
@@ -67,5 +69,5 @@ async def around_update_from_disk(
             gate.forget_pending()
             logger.exception("xver: no decision for the update; the schedulers will evict")
         success, message, num_paused = await original(manager, obj, request)
-        await gate.conclude(manager, success, push_control)
-        return success, message, num_paused
+        remark = await gate.conclude(manager, success, push_control)
+        return success, message + remark, num_paused

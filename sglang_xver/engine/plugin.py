@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 from sglang_xver.config import load_config
 from sglang_xver.engine.cpu.kernel_stub import ensure_sgl_kernel
+from sglang_xver.identity import read_config, read_geometry, stamp_digest
+from sglang_xver.layout import KvLayout, PoolFacts, make_layout
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +78,22 @@ def make_cache(ctx: Any) -> Any:
     from sglang_xver.engine.cache import XverRadixCache
     from sglang_xver.engine.combinations import require_supported
     from sglang_xver.engine.hook_table import require_applied_hooks
+    from sglang_xver.engine.pool import read_pool_facts
     from sglang_xver.engine.updates import UpdateController
 
     require_applied_hooks()
     config = load_config()
     require_supported(ctx.server_args, 1 + int(ctx.is_hybrid_swa) + int(ctx.is_hybrid_ssm))
-    layout = _layout(ctx)
+    facts = read_pool_facts(
+        ctx.params.token_to_kv_pool_allocator.get_kvcache(),
+        ctx.model_config.get_total_num_kv_heads(),
+        ctx.tp_size,
+    )
+    folder = _served_folder(ctx)
+    layout = None if folder is None else _layout(ctx, folder, facts)
+    stamp = "" if folder is None else stamp_digest(folder)
     cache = create_unified_radix_cache(ctx, cache_class=XverRadixCache)
-    cache.xver_updates = UpdateController(cache, config, layout, _engine(ctx.server_args))
+    cache.xver_updates = UpdateController(cache, config, layout, _engine(ctx.server_args), stamp)
     logger.info("xver: prefix cache ready, mode %s, layout %s", config.mode, layout)
     return cache
 
@@ -95,24 +107,22 @@ def _engine(server_args: Any) -> dict[str, str]:
     }
 
 
-def _layout(ctx: Any) -> Any:
+def _served_folder(ctx: Any) -> Path | None:
     from sglang_xver.engine.gate import resolve_model_folder
-    from sglang_xver.engine.pool import read_pool_facts
     from sglang_xver.errors import CheckpointError
-    from sglang_xver.identity import read_config, read_geometry
-    from sglang_xver.layout import make_layout
 
-    facts = read_pool_facts(
-        ctx.params.token_to_kv_pool_allocator.get_kvcache(),
-        ctx.model_config.get_total_num_kv_heads(),
-        ctx.tp_size,
-    )
     try:
-        geometry = read_geometry(read_config(resolve_model_folder(ctx.model_config.model_path)))
+        return resolve_model_folder(ctx.model_config.model_path, ctx.server_args.revision)
     except CheckpointError as error:
-        logger.warning("xver: layout unknown, every update evicts: %s", error)
+        logger.warning("xver: served checkpoint unknown, every update evicts: %s", error)
         return None
-    return make_layout(geometry, facts)
+
+
+def _layout(ctx: Any, folder: Path, facts: PoolFacts) -> KvLayout:
+    overrides = json.loads(ctx.server_args.json_model_override_args or "{}")
+    geometry = read_geometry({**read_config(folder), **overrides})
+    compute = f"{ctx.model_config.dtype}/{ctx.model_config.quantization or 'none'}"
+    return make_layout(geometry, facts, compute)
 
 
 def _register_hooks() -> None:

@@ -13,9 +13,12 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
     UnifiedTreeNode,
 )
 
-from sglang_xver.lineage import EpochTable, Lineage
+from sglang_xver.lineage import EpochTable, Lineage, renumber
 
 INITIAL_EPOCH_KEY = "initial"
+
+# A mask of that many bits is a small Python integer; the live epochs are bounded by the age limit.
+_MAX_EPOCHS = 60
 
 
 class PlacedNode(NamedTuple):
@@ -80,6 +83,22 @@ class XverTreeCore(UnifiedTreeCore):
     def _unregister_node(self, node: UnifiedTreeNode) -> None:
         self.blocked.pop(node.id, None)
         super()._unregister_node(node)
+
+    def forget_dead_epochs(self) -> None:
+        """Renumber the epochs once there are many, so that masks stay small over many updates."""
+        if len(self.epochs) <= _MAX_EPOCHS:
+            return
+        nodes = [node for node in self._node_arena.values() if node is not self.root_node]
+        visible = [node for node in nodes if node.id not in self.blocked]
+        live_mask = 0
+        for node in visible:
+            live_mask |= node.xver_lineage.mask
+        renumbered = self.epochs.compact(live_mask)
+        for node in visible:
+            node.xver_lineage = renumber(node.xver_lineage, renumbered)
+        # Blocked nodes are never asked for their lineage again.
+        for node in self.blocked.values():
+            node.xver_lineage = Lineage(self.epochs.current, self.epochs.current_bit)
 
     # ---- visibility ----
 

@@ -41,11 +41,20 @@ class UpdateController:
         config: XverConfig,
         layout: KvLayout | None,
         engine: dict[str, str],
+        initial_stamp: str = "",
     ) -> None:
+        """Prepare for updates of a scheduler.
+
+        Args:
+            layout: layout of the cache; None when unknown, which evicts at every update.
+            engine: fields of the API's ``Engine``.
+            initial_stamp: file stamps of the served checkpoint, taken after it was loaded.
+        """
         self.cache = cache
         self.config = config
         self.layout = layout
         self.engine = engine
+        self.initial_stamp = initial_stamp
         self.reports: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.last_report: UpdateReport | None = None
@@ -248,6 +257,7 @@ class UpdateController:
             "declined_inserts": self.cache.declined_inserts,
             "healed_nodes": self.cache.healed_nodes,
             "engine": self.engine,
+            "initial_stamp": self.initial_stamp,
             "layout": None if self.layout is None else self.layout.to_dict(),
             "last_update": None if self.last_report is None else self.last_report.to_dict(),
             "updates": dict(self.reports),

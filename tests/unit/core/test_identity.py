@@ -16,7 +16,24 @@ from sglang_xver.errors import CheckpointError
 from sglang_xver.identity import inspect_checkpoint, read_geometry, require_same_tensors
 
 WHOLE = 2**40
-EMPTY_LIST = b"\2" + b"\0" * 7 + b"[]"
+
+
+def framed(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
+MALFORMED = {
+    "empty": b"",
+    "short": b"\x01",
+    "huge header": (2**62).to_bytes(8, "little"),
+    "no json": framed(b"nope"),
+    "list": framed(b"[]"),
+    "deep": framed(b"[" * 100_000),
+    "infinite shape": framed(b'{"a":{"dtype":"F32","shape":[1e999],"data_offsets":[0,0]}}'),
+    "negative offset": framed(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}'),
+    "cut short": framed(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}') + b"\0" * 8,
+    "too long": framed(b"{}") + b"\0" * 8,
+}
 SAMPLED = 0
 CONFIG: dict[str, Any] = {
     "model_type": "tiny",
@@ -76,6 +93,18 @@ class TestFingerprint:
         second = inspect_checkpoint(write(tmp_path / "b", transformers_version="9"), WHOLE)
         assert first.fingerprint == second.fingerprint
 
+    def test_index_that_names_other_shards_is_another_version(
+        self, tmp_path: Path, limit: int
+    ) -> None:
+        """The index tells the loader which shard a tensor is read from."""
+        folder = write(tmp_path)
+        found = set()
+        for shard in ("model.safetensors", "other.safetensors"):
+            index = {"weight_map": {"w": shard, "b": shard}}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+            found.add(inspect_checkpoint(folder, limit).fingerprint)
+        assert len(found) == 2
+
 
 class TestFilesThatChange:
     def test_overwritten_in_place(self, tmp_path: Path) -> None:
@@ -101,16 +130,7 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=r"holds no \*\.safetensors"):
             inspect_checkpoint(tmp_path, WHOLE)
 
-    @pytest.mark.parametrize(
-        "content",
-        [
-            b"",
-            b"\x01",
-            (2**62).to_bytes(8, "little"),
-            b"\x04" + b"\0" * 7 + b"nope",
-            b"\2" + b"\0" * 7 + b"[]",
-        ],
-    )
+    @pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
     def test_no_safetensors_inside(self, tmp_path: Path, content: bytes, limit: int) -> None:
         write(tmp_path)
         (tmp_path / "model.safetensors").write_bytes(content)

@@ -241,6 +241,37 @@ class TestNativeRecompute:
         h.check_slots()
 
 
+class TestManyUpdates:
+    def test_masks_stay_small(self) -> None:
+        h = Harness()
+        h.run(PREFIX)
+        for number in range(300):
+            h.update(plan(f"E{number}", initial=UNLIMITED))
+            h.run((number, *LONG[:8]))
+        assert epochs_of(h.reads(PREFIX)) == {"initial"}
+        assert len(h.core.epochs) <= 61
+        assert h.epoch == "E299"
+        masks = [node.xver_lineage.mask for node in h.core.subtree(h.core.root_node)]
+        assert max(masks).bit_length() <= 61
+        h.update(plan("last", E299=UNLIMITED))
+        assert h.reads(PREFIX) == []
+        h.check_slots()
+
+    def test_condemnations_leave_no_trace(self) -> None:
+        h = Harness()
+        running = h.start(PREFIX)
+        h.publish(running)
+        for _ in range(300):
+            h.cache.condemn_all()
+        assert len(h.core.epochs) <= 61
+        assert h.reads(PREFIX) == []
+        running.req.skip_radix_cache_insert = True
+        h.finish(running)
+        h.check_slots()
+        h.run(PREFIX)
+        assert epochs_of(h.reads(PREFIX)) == {h.epoch}
+
+
 class TestCondemnAll:
     def test_nothing_stays_and_the_epoch_equals_no_other(self) -> None:
         h = Harness()

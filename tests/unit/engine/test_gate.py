@@ -36,6 +36,8 @@ class Manager:
         self.result = (True, "Succeeded", 0)
         self.during_load: Any = None
         initial = None if served is None else inspect_checkpoint(served, 2**40)
+        self.loaded_stamp = "" if initial is None else initial.stamp_digest
+        self.load_format = "auto"
         self.xver_gate = UpdateGate(XverConfig(task_families=("niah",)), initial)
         self.asked: list[SourceEpoch] = []
 
@@ -48,6 +50,10 @@ class Manager:
 
         self.xver_gate._asker = SimpleNamespace(ask=ask)  # type: ignore[assignment]
 
+    def config_value(self, name: str) -> str:
+        assert name == "load_format"
+        return self.load_format
+
     async def get_internal_state(self) -> list[dict[str, Any]]:
         self.log.append("status")
         block = {
@@ -55,6 +61,7 @@ class Manager:
             "epochs_present": ["initial"],
             "layout": LAYOUT,
             "engine": {"name": "sglang", "version": "0.5.23"},
+            "initial_stamp": self.loaded_stamp,
         }
         return [{"xver": block}]
 
@@ -190,8 +197,45 @@ def test_checkpoint_overwritten_while_loading_is_condemned(served: Path, update:
         os.utime(update / "model.safetensors", ns=(1, 1))
 
     manager.during_load = overwrite
-    asyncio.run(manager.update(str(update)))
+    _, message, _ = asyncio.run(manager.update(str(update)))
     assert manager.log[-1] == "xver_condemn:CHECKPOINT_CHANGED"
+    assert "changed while it was loaded" in message
+    assert "everything was evicted" in message
+
+
+def test_served_checkpoint_overwritten_during_the_start_is_unknown(
+    served: Path, update: Path
+) -> None:
+    manager = manager_with_keep(served)
+    manager.loaded_stamp = "another"
+    asyncio.run(manager.update(str(update)))
+    assert manager.plan.rules["initial"].reason == "UNKNOWN_VERSION"
+
+
+def test_format_of_the_server_counts_where_the_update_names_none(
+    served: Path, update: Path
+) -> None:
+    manager = manager_with_keep(served)
+    manager.load_format = "pt"
+    asyncio.run(manager.update(str(update)))
+    assert manager.log == ["dispatch", "loaded"]
+
+
+def test_shapes_are_checked_against_the_first_known_version(update: Path, tmp_path: Path) -> None:
+    manager = Manager(None, answer(rule(0, 512)))
+    asyncio.run(manager.update(str(update)))
+    success, message, _ = asyncio.run(manager.update(str(write(tmp_path / "small", rows=8))))
+    assert not success
+    assert "w has shape" in message
+
+
+def test_old_versions_are_forgotten(served: Path, tmp_path: Path) -> None:
+    manager = manager_with_keep(served)
+    for number in range(5):
+        path = write(tmp_path / str(number), bump=1.0 + number)
+        asyncio.run(manager.update(str(path), weight_version=str(number)))
+    assert len(manager.xver_gate._checkpoints) == 2
+    assert len(manager.xver_gate._labels) == 1
 
 
 def test_updates_take_turns(served: Path, update: Path, tmp_path: Path) -> None:

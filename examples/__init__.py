@@ -1,0 +1,1 @@
+"""Runnable examples; importable from the repository root, not part of the wheel."""
