@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -59,16 +60,18 @@ class LastGoodAnswers:
     def get(self, question: str) -> CompatAnswer | None:
         """Return the kept answer to ``question`` unless there is none or it is too old."""
         kept = self._answers.get(question)
-        if kept is None or not 0 <= time.time() - kept.answered_at_s <= self._max_age_s:
-            return None
-        return kept.answer
+        return kept.answer if kept is not None and self._is_young(kept) else None
 
     def put(self, question: str, answer: CompatAnswer) -> None:
-        """Keep ``answer``, replacing an earlier one to the same question."""
+        """Keep ``answer``, replacing an earlier one to the same question, and drop old ones."""
         if self._max_age_s == 0:
             return
         self._answers[question] = KeptAnswer(answer, time.time())
+        self._answers = {key: k for key, k in self._answers.items() if self._is_young(k)}
         self._save()
+
+    def _is_young(self, kept: KeptAnswer) -> bool:
+        return 0 <= time.time() - kept.answered_at_s <= self._max_age_s
 
     def _load(self) -> dict[str, KeptAnswer]:
         if self._path is None or not self._path.is_file():
@@ -130,15 +133,16 @@ class CompatAsker:
 
     def _question(self, source: SourceEpoch, context: PairContext, layout: CacheLayout) -> str:
         """Return the identity of a question; all that the answer depends on is in it."""
-        return "|".join(
+        return json.dumps(
             [
+                self._config.service,
                 source.fingerprint,
                 context.target.fingerprint,
                 layout.digest,
                 context.engine.version,
                 context.engine.attention_backend,
                 self._config.policy,
-                ",".join(sorted(self._config.task_families)),
+                sorted(self._config.task_families),
             ]
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,39 +35,47 @@ Ask = Callable[[SourceEpoch], CompatAnswer]
 
 def _first_reason(rule: CompatRule) -> tuple[str, str]:
     """Return the code and the sentence of the reason that comes first."""
+    if rule.action is Action.REMAP:
+        return "REMAP_UNSUPPORTED", "this version of the plugin can't remap"
     if not rule.reasons:
         return ("ALL_CRITERIA_PASS" if rule.action is Action.KEEP else "NO_REASON_GIVEN"), ""
     return rule.reasons[0].code, rule.reasons[0].message
+
+
+def _keeps(rule: CompatRule) -> bool:
+    return rule.action is Action.KEEP and rule.confidence is Confidence.PASS
 
 
 def family_limit(answer: CompatAnswer, family: str) -> FamilyLimit:
     """Return the depth in tokens down to which every bucket of ``family`` says KEEP with PASS.
 
     Buckets must follow each other without a gap from 0; what comes after the first that is not
-    KEEP is not reached, because a branch is cut from its deep end.
+    KEEP is not reached, because a branch is cut from its deep end. Rules may overlap, as one for
+    every family does with one for this family: a refusal wins.
     """
     rules = sorted(
         (rule for rule in answer.rules if rule.task_family in (family, EVERY_FAMILY)),
         key=lambda rule: rule.prefix_tokens_min_exclusive,
     )
-    whole = answer.reasons[0] if answer.reasons else None
-    limit = 0
-    reason = "FAMILY_NOT_MEASURED" if whole is None else whole.code
-    detail = "" if whole is None else whole.message
+    reach: float = 0
+    reason, detail = _pair_reason(answer)
     for rule in rules:
-        if rule.prefix_tokens_min_exclusive > limit:
-            return FamilyLimit(limit, "BUCKET_GAP", f"no rule from {limit} tokens on")
-        if rule.action is not Action.KEEP or rule.confidence is not Confidence.PASS:
-            if limit == 0:
+        if rule.prefix_tokens_min_exclusive > reach:
+            break
+        if not _keeps(rule):
+            reach = rule.prefix_tokens_min_exclusive
+            if reach == 0:
                 reason, detail = _first_reason(rule)
-                if rule.action is Action.REMAP:
-                    reason = "REMAP_UNSUPPORTED"
-            return FamilyLimit(limit, reason, detail)
+            break
+        reach = max(reach, math.inf if rule.prefix_tokens_max is None else rule.prefix_tokens_max)
         reason, detail = _first_reason(rule)
-        if rule.prefix_tokens_max is None:
-            return FamilyLimit(UNLIMITED, reason, detail)
-        limit = rule.prefix_tokens_max
-    return FamilyLimit(limit, reason, detail)
+    return FamilyLimit(UNLIMITED if reach == math.inf else int(reach), reason, detail)
+
+
+def _pair_reason(answer: CompatAnswer) -> tuple[str, str]:
+    if not answer.reasons:
+        return "FAMILY_NOT_MEASURED", ""
+    return answer.reasons[0].code, answer.reasons[0].message
 
 
 def rule_from_answer(answer: CompatAnswer, families: Sequence[str]) -> EpochRule:
@@ -103,12 +112,18 @@ class PlanRequest:
     task_families: tuple[str, ...]
     max_age_updates: int
     geometry_differences: tuple[str, ...] = ()
+    label_conflict: str = ""
+    """Sentence about a label that named other bytes before; empty when there is no conflict."""
 
 
 def _rule_without_service(request: PlanRequest, source: SourceEpoch) -> EpochRule | None:
     """Return the rule that needs no evidence, or None when the service must be asked."""
-    if source.fingerprint and source.fingerprint == request.target_fingerprint:
+    if source.fingerprint and source.key == request.target_key:
         return EpochRule(keep_max_tokens=UNLIMITED, reason="SAME_FINGERPRINT")
+    if source.fingerprint and source.fingerprint == request.target_fingerprint:
+        return _evict("SAMPLED_NOT_EXACT", "equal samples, other files: equality is not proven")
+    if request.label_conflict:
+        return _evict("LABEL_REUSED", request.label_conflict)
     if not source.fingerprint or not request.target_fingerprint:
         return _evict("UNKNOWN_VERSION", "the content of the weights has no fingerprint")
     if request.geometry_differences:

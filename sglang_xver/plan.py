@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from sglang_xver.errors import PlanError
 from sglang_xver.lineage import UNLIMITED
@@ -22,7 +22,7 @@ MAX_PLAN_BYTES = 256 * 1024
 class EpochRule(BaseModel):
     """What happens to KV of one source epoch under the target weights."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     keep_max_tokens: int = Field(ge=UNLIMITED)
     """Deepest prefix position that stays, in tokens; 0 evicts all, -1 keeps all."""
@@ -37,7 +37,7 @@ class EpochRule(BaseModel):
 class Plan(BaseModel):
     """Decision for one update. Epochs without a rule are evicted."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     version: Literal[1] = 1
     update_id: str
@@ -69,5 +69,5 @@ def plan_from_wire(key: str) -> Plan:
         raise PlanError(f"plan of {len(key)} bytes exceeds the limit of {MAX_PLAN_BYTES} bytes")
     try:
         return Plan.model_validate(json.loads(key[len(PLAN_KEY_PREFIX) :]))
-    except (json.JSONDecodeError, ValidationError) as error:
+    except (ValueError, RecursionError) as error:
         raise PlanError(f"malformed plan: {error}") from error

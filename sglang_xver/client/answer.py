@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
 from xver.compat.v1 import common_pb2 as common
 from xver.compat.v1 import compat_pb2 as compat
-
-from sglang_xver.lineage import UNLIMITED
 
 EVERY_FAMILY = "*"
 
@@ -81,30 +78,6 @@ class CompatAnswer:
     ttl_s: float
     """How long the answer may be reused."""
     decided_at: datetime
-
-    def keep_max_tokens(self, task_families: Sequence[str]) -> int:
-        """Return the longest prefix that every family may keep as it is, in tokens.
-
-        0 keeps nothing, ``UNLIMITED`` keeps all. No families, an unknown family or a gap between
-        rules keep nothing beyond it.
-        """
-        depths = [self._family_depth(family) for family in set(task_families)]
-        limited = [depth for depth in depths if depth != UNLIMITED]
-        if not depths:
-            return 0
-        return min(limited, default=UNLIMITED)
-
-    def _family_depth(self, task_family: str) -> int:
-        own = [r for r in self.rules if r.task_family in (task_family, EVERY_FAMILY)]
-        depth = 0
-        for rule in sorted(own, key=lambda r: r.prefix_tokens_min_exclusive):
-            allowed = rule.action is Action.KEEP and rule.confidence is Confidence.PASS
-            if not allowed or rule.prefix_tokens_min_exclusive > depth:
-                return depth
-            if rule.prefix_tokens_max is None:
-                return UNLIMITED
-            depth = rule.prefix_tokens_max
-        return depth
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.base_prefix_cache import DecLockRefResult, InsertParams, InsertResult
@@ -13,16 +13,9 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang_xver.engine.tree import XverTreeCore
 from sglang_xver.lineage import UNLIMITED, epochs_in, strictest
 from sglang_xver.plan import Plan
+from sglang_xver.report import TreeChange
 
 TREE_CORE_NAME = "xver"
-
-
-class TreeChange(NamedTuple):
-    """What applying a plan did to the tree; sizes in tokens (KV slots)."""
-
-    kept_tokens: int
-    evicted_tokens: int
-    blocked_tokens: int
 
 
 class XverRadixCache(UnifiedRadixCache):
@@ -198,7 +191,14 @@ class XverRadixCache(UnifiedRadixCache):
             self._apply_eviction_result(result)
 
     def _remove_leaf(self, node: UnifiedTreeNode, result: BaseEvictionResult) -> None:
+        """Detach ``node``, then release its slots into ``result``.
+
+        In this order a failure half-way can leak slots, but never free one twice.
+        """
         core = self.tree_core
+        parent = node.parent
+        core._remove_leaf_from_parent(node)
+        core._update_evictable_leaf_sets(parent)
         core._release_all_component_layers(
             node,
             StorageMedium.GPU,
@@ -207,6 +207,3 @@ class XverRadixCache(UnifiedRadixCache):
             result.host_frees,
             cache_actions=result.cache_actions,
         )
-        parent = node.parent
-        core._remove_leaf_from_parent(node)
-        core._update_evictable_leaf_sets(parent)

@@ -46,6 +46,9 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda args: getattr(args, "disaggregation_mode", "null") not in (None, "null"),
         "the decode side holds copies of its own",
     ),
+    Refusal(
+        "--dllm-algorithm", _flag("dllm_algorithm"), "its requests hold KV in a queue of its own"
+    ),
     Refusal("--dp-size", _above_one("dp_size"), "a plan for several replicas was not checked"),
     Refusal("--pp-size", _above_one("pp_size"), "pipeline stages were not checked"),
     Refusal(
@@ -61,12 +64,13 @@ REFUSALS: tuple[Refusal, ...] = (
 )
 
 
-def require_supported(server_args: Any, tree_components: int) -> None:
+def require_supported(server_args: Any, tree_components: int, is_multimodal: bool = False) -> None:
     """Raise :class:`UnsupportedError` that names every refused option that is set.
 
     Args:
         server_args: SGLang's resolved server arguments.
         tree_components: component kinds of the tree; more than one means SWA or Mamba state.
+        is_multimodal: whether the model takes images or sound.
     """
     problems = [
         f"{refusal.option} ({refusal.reason})"
@@ -75,6 +79,8 @@ def require_supported(server_args: Any, tree_components: int) -> None:
     ]
     if tree_components > 1:
         problems.append("sliding-window or Mamba models (their states were not checked)")
+    if is_multimodal:
+        problems.append("multimodal models (their embedding cache survives every update)")
     if problems:
         raise UnsupportedError(
             f"--radix-cache-backend xver can't be combined with {'; '.join(problems)}. "

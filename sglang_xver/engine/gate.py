@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_xver.ask import CompatAsker, PairContext
 from sglang_xver.client import Engine
 from sglang_xver.config import XverConfig, load_config
-from sglang_xver.decision import PlanRequest, SourceEpoch, age_after_update, make_plan
+from sglang_xver.decision import Ask, PlanRequest, SourceEpoch, age_after_update, make_plan
 from sglang_xver.engine.tree import INITIAL_EPOCH_KEY
 from sglang_xver.engine.updates import CONDEMN_KEY_PREFIX, UPDATE_ID_FIELD
 from sglang_xver.errors import CheckpointError, XverError
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 PushControl = Callable[[Any, str], Awaitable[bool]]
 
+_MAX_LABELS = 1000
 _FINGERPRINTED_LOAD_FORMATS = (None, "auto", "safetensors")
 
 
@@ -48,11 +49,22 @@ def resolve_model_folder(model_path: str, revision: str | None = None) -> Path:
         ) from error
 
 
+class Prepared(NamedTuple):
+    """An update whose plan was pushed: its checkpoint and the epochs that were in the tree."""
+
+    checkpoint: Checkpoint
+    present: tuple[str, ...]
+
+
 class UpdateGate:
     """Knows what is served, and prepares one plan per update. Lives in the main process."""
 
     def __init__(
-        self, config: XverConfig, initial: Checkpoint | None, revision: str | None = None
+        self,
+        config: XverConfig,
+        initial: Checkpoint | None,
+        revision: str | None = None,
+        initial_label: str = "",
     ) -> None:
         self.config = config
         self.lock = asyncio.Lock()
@@ -61,18 +73,17 @@ class UpdateGate:
         self._initial = initial
         self._reference = initial
         self._checkpoints: dict[str, Checkpoint] = {}
-        self._labels: dict[str, str] = {}
         self._ages: dict[str, int] = {}
-        self._pending: Checkpoint | None = None
-        self._present: list[str] = []
+        self._label_owner: dict[str, str] = {}
         if initial is not None:
-            self._checkpoints[initial.fingerprint] = initial
+            self._checkpoints[initial.identity_key] = initial
+            self._label_owner[initial_label] = initial.fingerprint
 
     @classmethod
-    def from_server(
-        cls, model_path: str, load_format: str | None, revision: str | None = None
-    ) -> UpdateGate:
+    def from_server(cls, server_args: Any) -> UpdateGate:
         """Fingerprint the checkpoint that the server was started with; unknown if that fails."""
+        model_path, load_format = server_args.model_path, server_args.load_format
+        revision = server_args.revision
         config = load_config()
         initial: Checkpoint | None = None
         try:
@@ -84,63 +95,69 @@ class UpdateGate:
             logger.info("xver: serving %s", initial.fingerprint)
         except CheckpointError as error:
             logger.warning("xver: served version unknown, the first update evicts: %s", error)
-        return cls(config, initial, revision)
+        return cls(config, initial, revision, server_args.weight_version)
 
     # ---- identity ----
 
-    def _key_of(self, fingerprint: str) -> str:
-        is_initial = self._initial is not None and fingerprint == self._initial.fingerprint
-        return INITIAL_EPOCH_KEY if is_initial else fingerprint
+    def _key_of(self, checkpoint: Checkpoint) -> str:
+        initial = self._initial
+        is_initial = initial is not None and checkpoint.identity_key == initial.identity_key
+        return INITIAL_EPOCH_KEY if is_initial else checkpoint.identity_key
 
-    def _fingerprint_of(self, key: str) -> str:
-        if key == INITIAL_EPOCH_KEY:
-            return "" if self._initial is None else self._initial.fingerprint
-        return key if key in self._checkpoints else ""
+    def _checkpoint_of(self, key: str) -> Checkpoint | None:
+        return self._initial if key == INITIAL_EPOCH_KEY else self._checkpoints.get(key)
+
+    def _source(self, key: str) -> SourceEpoch:
+        checkpoint = self._checkpoint_of(key)
+        fingerprint = "" if checkpoint is None else checkpoint.fingerprint
+        return SourceEpoch(key, fingerprint, self._ages.get(key, 0))
+
+    def _label_conflict(self, label: str | None, fingerprint: str) -> str:
+        """Note who bears ``label``; return a sentence if it named other bytes before."""
+        if label is None:
+            return ""
+        owner = self._label_owner.pop(label, fingerprint)
+        self._label_owner[label] = fingerprint
+        while len(self._label_owner) > _MAX_LABELS:
+            self._label_owner.pop(next(iter(self._label_owner)))
+        if owner == fingerprint:
+            return ""
+        return f"label {label!r} named {owner}, now {fingerprint}: which one is served is in doubt"
 
     def _require_initial_is_what_was_loaded(self, loaded_stamp: str) -> None:
         """Forget the initial fingerprint if the files changed between it and the load."""
         if self._initial is not None and loaded_stamp != self._initial.stamp_digest:
             logger.warning("xver: the checkpoint changed while the server started; unknown version")
-            self._checkpoints.pop(self._initial.fingerprint, None)
+            self._checkpoints.pop(self._initial.identity_key, None)
             self._initial = None
 
-    def _remember(self, update: Checkpoint, present: list[str]) -> None:
+    def _remember(self, update: Checkpoint, present: Sequence[str]) -> None:
         """Keep the checkpoints whose KV may be in the tree, and the initial one; drop the rest."""
-        needed = {self._fingerprint_of(key) for key in present}
-        if self._initial is not None:
-            needed.add(self._initial.fingerprint)
+        needed = [self._checkpoint_of(key) for key in present]
         self._checkpoints = {
-            fingerprint: checkpoint
-            for fingerprint, checkpoint in self._checkpoints.items()
-            if fingerprint in needed
+            checkpoint.identity_key: checkpoint
+            for checkpoint in (*needed, self._initial, update)
+            if checkpoint is not None
         }
-        self._checkpoints[update.fingerprint] = update
-        self._labels = {
-            fingerprint: label
-            for fingerprint, label in self._labels.items()
-            if fingerprint in self._checkpoints
-        }
-
-    def forget_pending(self) -> None:
-        """Drop what was prepared for an update that goes ahead without a plan."""
-        self._pending = None
 
     # ---- one update ----
 
-    async def prepare(self, manager: Any, obj: Any, push: PushControl) -> None:
+    async def prepare(self, manager: Any, obj: Any, push: PushControl) -> Prepared | None:
         """Check the checkpoint of update ``obj``, decide, and push the plan.
 
-        Binds the plan to the update through ``obj.manifest``.
+        Binds the plan to the update through ``obj.manifest``. None where the content has no
+        fingerprint: there is no plan then, and the schedulers evict.
 
         Raises:
             CheckpointError: the checkpoint doesn't exist or doesn't fit; nothing was dispatched.
         """
-        self._pending = None
         load_format = obj.load_format or manager.config_value("load_format")
         if load_format not in _FINGERPRINTED_LOAD_FORMATS:
             logger.warning("xver: load format %r has no fingerprint, evicting", load_format)
-            return
+            return None
         folder = await asyncio.to_thread(resolve_model_folder, obj.model_path, self._revision)
+        # What is loaded must be what was fingerprinted, whatever the hub says by then.
+        obj.model_path = str(folder)
         update = await asyncio.to_thread(
             inspect_checkpoint, folder, self.config.full_hash_limit_bytes
         )
@@ -148,55 +165,49 @@ class UpdateGate:
             require_same_tensors(self._reference, update)
         status = (await manager.get_internal_state())[0]["xver"]
         self._require_initial_is_what_was_loaded(status["initial_stamp"])
-        present = [*status["epochs_present"], status["current_epoch"]]
+        present = tuple(dict.fromkeys([status["current_epoch"], *status["epochs_present"]]))
         self._remember(update, present)
-        if obj.weight_version is not None:
-            self._labels[update.fingerprint] = obj.weight_version
-        request = self._plan_request(obj, update, status)
-        context = PairContext(
-            checkpoints=dict(self._checkpoints),
-            labels=dict(self._labels),
-            layout=status["layout"],
-            target=update,
-            engine=Engine(**status["engine"]),
-        )
-        plan = await asyncio.to_thread(
-            make_plan, request, lambda source: self._asker.ask(source, context)
-        )
+        request = self._plan_request(obj, update, present)
+        plan = await asyncio.to_thread(make_plan, request, self._ask(update, status))
         logger.info("xver plan: %s", plan.model_dump_json())
         if not await push(manager, plan.to_wire()):
             raise XverError("a scheduler refused the plan; see its log")
         obj.manifest = {**(obj.manifest or {}), UPDATE_ID_FIELD: plan.update_id}
-        self._pending = update
-        self._present = present
+        return Prepared(update, present)
 
-    def _plan_request(self, obj: Any, update: Checkpoint, status: dict[str, Any]) -> PlanRequest:
-        keys = dict.fromkeys([status["current_epoch"], *status["epochs_present"]])
+    def _ask(self, update: Checkpoint, status: dict[str, Any]) -> Ask:
+        context = PairContext(
+            checkpoints={c.fingerprint: c for c in self._checkpoints.values()},
+            labels={owner: label for label, owner in self._label_owner.items()},
+            layout=status["layout"],
+            target=update,
+            engine=Engine(**status["engine"]),
+        )
+        return lambda source: self._asker.ask(source, context)
+
+    def _plan_request(self, obj: Any, update: Checkpoint, present: Sequence[str]) -> PlanRequest:
         reference = self._reference
         differences = () if reference is None else reference.geometry.differences(update.geometry)
         return PlanRequest(
             update_id=uuid.uuid4().hex,
             model_path=obj.model_path,
-            target_key=self._key_of(update.fingerprint),
+            target_key=self._key_of(update),
             target_fingerprint=update.fingerprint,
-            sources=tuple(
-                SourceEpoch(key, self._fingerprint_of(key), self._ages.get(key, 0)) for key in keys
-            ),
+            sources=tuple(self._source(key) for key in present),
             task_families=self.config.task_families,
             max_age_updates=self.config.max_age_updates,
             geometry_differences=tuple(differences),
+            label_conflict=self._label_conflict(obj.weight_version, update.fingerprint),
         )
 
-    async def conclude(self, manager: Any, success: bool, push: PushControl) -> str:
+    async def conclude(self, manager: Any, prepared: Prepared, push: PushControl) -> str:
         """Count the update; evict once more if the files changed while they were being loaded.
 
         Returns a sentence for the reply, empty when there is nothing to add.
         """
-        update, self._pending = self._pending, None
-        if update is None or not success:
-            return ""
-        current = self._key_of(update.fingerprint)
-        self._ages = age_after_update(self._ages, {*self._present, current}, current)
+        update, present = prepared
+        current = self._key_of(update)
+        self._ages = age_after_update(self._ages, {*present, current}, current)
         if await asyncio.to_thread(update.is_unchanged):
             if self._reference is None:
                 self._reference = update
@@ -204,6 +215,4 @@ class UpdateGate:
         logger.error("xver: %s changed while it was loaded; evicting", update.path)
         evicted = await push(manager, CONDEMN_KEY_PREFIX + "CHECKPOINT_CHANGED")
         outcome = "everything was evicted" if evicted else "EVICTION FAILED, call /flush_cache"
-        return (
-            f" xver: the checkpoint changed while it was loaded, its content is unknown; {outcome}."
-        )
+        return f" xver: the checkpoint changed while it was loaded and is unknown; {outcome}."

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sglang_xver.engine.gate import UpdateGate
+from sglang_xver.engine.gate import Prepared, UpdateGate
 from sglang_xver.engine.scheduler_hooks import CONTROL_KEY_PREFIXES
+from sglang_xver.engine.updates import CONDEMN_KEY_PREFIX
 from sglang_xver.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -16,6 +18,10 @@ logger = logging.getLogger(__name__)
 _is_own_message: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "xver_own_message", default=False
 )
+
+
+# The event loop holds tasks weakly; this keeps an update alive whose caller went away.
+_updates: set[asyncio.Future[Any]] = set()
 
 
 async def push_control(manager: Any, key: str) -> bool:
@@ -35,9 +41,7 @@ def after_init(result: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
     server_args = manager.server_args
     if getattr(server_args, "radix_cache_backend", None) != "xver":
         return
-    manager.xver_gate = UpdateGate.from_server(
-        server_args.model_path, server_args.load_format, server_args.revision
-    )
+    manager.xver_gate = UpdateGate.from_server(server_args)
 
 
 async def around_set_internal_state(
@@ -54,20 +58,42 @@ async def around_set_internal_state(
 async def around_update_from_disk(
     original: Callable[..., Awaitable[Any]], manager: Any, obj: Any, request: Any = None
 ) -> Any:
-    """AROUND ``TokenizerManager.update_weights_from_disk``."""
+    """AROUND ``TokenizerManager.update_weights_from_disk``.
+
+    An update that was dispatched is seen through even if the caller goes away: the schedulers
+    apply it either way, and what follows it must not be lost.
+    """
     gate: UpdateGate | None = getattr(manager, "xver_gate", None)
     if gate is None or gate.config.mode == "off":
         return await original(manager, obj, request)
+    update = asyncio.ensure_future(_update_from_disk(original, manager, obj, request, gate))
+    _updates.add(update)
+    update.add_done_callback(_updates.discard)
+    return await asyncio.shield(update)
+
+
+async def _update_from_disk(
+    original: Callable[..., Awaitable[Any]], manager: Any, obj: Any, request: Any, gate: UpdateGate
+) -> Any:
+    prepared: Prepared | None = None
+    # Not held while SGLang waits for running requests: an update must never block the next one.
+    # A plan that is overtaken is void, and the schedulers evict.
     async with gate.lock:
         try:
-            await gate.prepare(manager, obj, push_control)
+            prepared = await gate.prepare(manager, obj, push_control)
         except CheckpointError as error:
             logger.error("xver: update refused: %s", error)
             return False, str(error), 0
         except Exception:
             # Without a plan for this update the schedulers evict, which is always safe.
-            gate.forget_pending()
             logger.exception("xver: no decision for the update; the schedulers will evict")
+    try:
         success, message, num_paused = await original(manager, obj, request)
-        remark = await gate.conclude(manager, success, push_control)
-        return success, message + remark, num_paused
+    except Exception:
+        # Whether the schedulers applied the plan can't be told from here.
+        await push_control(manager, CONDEMN_KEY_PREFIX + "UPDATE_RAISED")
+        raise
+    if success and prepared is not None:
+        async with gate.lock:
+            message += await gate.conclude(manager, prepared, push_control)
+    return success, message, num_paused

@@ -83,7 +83,11 @@ def make_cache(ctx: Any) -> Any:
 
     require_applied_hooks()
     config = load_config()
-    require_supported(ctx.server_args, 1 + int(ctx.is_hybrid_swa) + int(ctx.is_hybrid_ssm))
+    require_supported(
+        ctx.server_args,
+        tree_components=1 + int(ctx.is_hybrid_swa) + int(ctx.is_hybrid_ssm),
+        is_multimodal=ctx.model_config.is_multimodal,
+    )
     facts = read_pool_facts(
         ctx.params.token_to_kv_pool_allocator.get_kvcache(),
         ctx.model_config.get_total_num_kv_heads(),

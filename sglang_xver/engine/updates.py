@@ -10,22 +10,23 @@ from dataclasses import replace
 from typing import Any
 
 from sglang_xver.config import XverConfig
-from sglang_xver.engine.cache import TreeChange, XverRadixCache
+from sglang_xver.engine.cache import XverRadixCache
 from sglang_xver.errors import PlanError
 from sglang_xver.layout import KvLayout
 from sglang_xver.plan import EpochRule, Plan, plan_from_wire
-from sglang_xver.report import UpdateReport
+from sglang_xver.report import TreeChange, UpdateReport, explain
 
 logger = logging.getLogger(__name__)
 
 CONDEMN_KEY_PREFIX = "xver_condemn:"
 UPDATE_ID_FIELD = "xver_update_id"
 
-_NO_PLAN = EpochRule(
-    keep_max_tokens=0,
-    reason="NO_PLAN",
-    detail="no decision reached this scheduler for this update",
-)
+
+def _without_plan(reason: str) -> EpochRule:
+    return EpochRule(keep_max_tokens=0, reason=reason)
+
+
+_NO_PLAN = _without_plan("NO_PLAN")
 
 
 class UpdateController:
@@ -108,15 +109,13 @@ class UpdateController:
         message: str,
     ) -> tuple[bool, str]:
         """Stand in for SGLang's flush after a weight update."""
-        plan = self._matching_plan(recv_req)
+        plan = self._matching_plan(recv_req) if success else None
         if self.config.mode != "on":
             return self._observe(original, manager, recv_req, success, message, plan)
+        fallback = _NO_PLAN if success else _without_plan("UPDATE_FAILED")
         started = time.perf_counter()
-        rule = self._rule_for_current(plan)
-        if not success:
-            rule = EpochRule(keep_max_tokens=0, reason="UPDATE_FAILED", detail=message)
         try:
-            report = self._apply(manager.scheduler, recv_req, plan if success else None, rule)
+            report = self._apply(manager.scheduler, recv_req, plan, fallback)
         except Exception:
             self.failures["APPLY_RAISED"] += 1
             logger.exception("xver: applying the plan failed; evicting everything")
@@ -134,24 +133,29 @@ class UpdateController:
             return None
         return plan if plan.model_path == getattr(recv_req, "model_path", None) else None
 
-    def _rule_for_current(self, plan: Plan | None) -> EpochRule:
-        if plan is None:
-            return _NO_PLAN
-        return plan.rules.get(self.cache.tree_core.epochs.current_key, _NO_PLAN)
-
     def _apply(
-        self, scheduler: Any, recv_req: Any, plan: Plan | None, rule: EpochRule
+        self, scheduler: Any, recv_req: Any, plan: Plan | None, fallback: EpochRule
     ) -> UpdateReport:
-        same_weights = (
-            plan is not None and plan.target_key == self.cache.tree_core.epochs.current_key
-        )
+        current_key = self.cache.tree_core.epochs.current_key
+        same_weights = plan is not None and plan.target_key == current_key
+        present = dict.fromkeys([current_key, *self.cache.epochs_present()])
         straddlers = 0 if same_weights else self._bar_straddlers(scheduler)
         change = self.cache.condemn_all() if plan is None else self.cache.apply_plan(plan)
         flushed = False
         if change.kept_tokens == 0 and recv_req.flush_cache:
             # Nothing is worth keeping: on an idle server SGLang's own flush is the more thorough.
             flushed = self._flush_if_idle(scheduler, recv_req)
-        return self._report(change, rule, plan, straddlers, flushed, same_weights)
+        rules = dict.fromkeys(present, fallback)
+        if plan is not None:
+            rules = {key: plan.rules.get(key, fallback) for key in present}
+        report = explain(change, rules, same_weights)
+        return replace(
+            report,
+            straddling_requests=straddlers,
+            flushed=flushed,
+            target_key=self.cache.tree_core.epochs.current_key,
+            update_id="" if plan is None else plan.update_id,
+        )
 
     def _flush_if_idle(self, scheduler: Any, recv_req: Any) -> bool:
         if not scheduler.is_fully_idle(ignore_waiting=scheduler._engine_paused):
@@ -177,66 +181,50 @@ class UpdateController:
         message: str,
         plan: Plan | None,
     ) -> tuple[bool, str]:
-        rule = self._rule_for_current(plan)
-        logger.info("xver observe: would apply %s; SGLang's own flush runs", rule.model_dump_json())
-        result = original(manager, recv_req, success, message)
-        self._record(
-            UpdateReport(
-                action="OBSERVE",
-                reason=rule.reason,
-                decision_id=rule.decision_id,
-                flushed=bool(recv_req.flush_cache and result[0]),
-                target_key="" if plan is None else plan.target_key,
-                update_id="" if plan is None else plan.update_id,
-            )
+        epochs = self.cache.tree_core.epochs
+        rule = _NO_PLAN if plan is None else plan.rules.get(epochs.current_key, _NO_PLAN)
+        result: tuple[bool, str] = original(manager, recv_req, success, message)
+        # The epoch follows the weights, which were loaded whatever became of the flush.
+        if plan is None:
+            epochs.advance_unknown()
+        else:
+            epochs.advance(plan.target_key)
+        report = UpdateReport(
+            action="OBSERVE",
+            reason=rule.reason,
+            decision_id=rule.decision_id,
+            flushed=bool(recv_req.flush_cache and result[0]),
+            target_key=epochs.current_key,
+            update_id="" if plan is None else plan.update_id,
         )
-        if plan is not None and result[0]:
-            # Tags follow the weights even when SGLang decides, so that a later switch is right.
-            self.cache.tree_core.epochs.advance(plan.target_key)
+        self._record(report)
         return result
 
     # ---- failing closed ----
 
     def fail_closed(self, scheduler: Any, reason: str) -> None:
-        """Make nothing old visible, whatever happened; only mode on acts."""
+        """Make nothing old visible, whatever happened; mode observe only takes note."""
+        if self.config.mode == "observe":
+            self.cache.tree_core.epochs.advance_unknown()
+            self._record(UpdateReport(action="OBSERVE", reason=reason))
+            return
         if self.config.mode != "on":
             return
         logger.warning("xver: evicting everything (%s)", reason)
-        straddlers = self._bar_straddlers(scheduler)
+        straddlers = 0
         try:
+            straddlers = self._bar_straddlers(scheduler)
             change = self.cache.condemn_all()
         except Exception:
             self.failures["CONDEMN_RAISED"] += 1
             logger.exception("xver: eviction failed half-way; the rest is blocked")
             self.cache.tree_core.block_all()
             change = TreeChange(0, 0, self.cache.blocked_tokens())
-        rule = EpochRule(keep_max_tokens=0, reason=reason)
-        self._record(self._report(change, rule, None, straddlers, False, False))
+        report = explain(change, {"": _without_plan(reason)}, same_weights=False)
+        key = self.cache.tree_core.epochs.current_key
+        self._record(replace(report, straddling_requests=straddlers, target_key=key))
 
     # ---- reporting ----
-
-    def _report(
-        self,
-        change: TreeChange,
-        rule: EpochRule,
-        plan: Plan | None,
-        straddlers: int,
-        flushed: bool,
-        same_weights: bool,
-    ) -> UpdateReport:
-        action = "SAME" if same_weights else "KEEP" if rule.keep_max_tokens != 0 else "EVICT"
-        return UpdateReport(
-            action=action,
-            reason=rule.reason,
-            decision_id=rule.decision_id,
-            kept_tokens=change.kept_tokens,
-            evicted_tokens=change.evicted_tokens,
-            blocked_tokens=change.blocked_tokens,
-            straddling_requests=straddlers,
-            flushed=flushed,
-            target_key=self.cache.tree_core.epochs.current_key,
-            update_id="" if plan is None else plan.update_id,
-        )
 
     def _record(self, report: UpdateReport, apply_ms: float = 0.0) -> None:
         report = replace(report, apply_ms=round(apply_ms, 3))

@@ -11,6 +11,7 @@ from xver.compat.v1 import compat_pb2 as compat
 
 from compat_service.policy import STANDARD
 from sglang_xver.client import Action, CallRefusedError, Confidence
+from sglang_xver.decision import rule_from_answer
 from sglang_xver.errors import ServiceUnavailableError
 from sglang_xver.lineage import UNLIMITED
 
@@ -29,14 +30,14 @@ class TestAnswer:
         answer = client.check_compat(SOURCE, TARGET, task_families=["niah"], **CONDITIONS)
         assert (answer.action, answer.confidence) == (Action.EVICT, Confidence.NO_EVIDENCE)
         assert answer.reasons[0].code == "NO_EVIDENCE"
-        assert answer.keep_max_tokens(["niah"]) == 0
+        assert rule_from_answer(answer, ["niah"]).keep_max_tokens == 0
 
     def test_good_evidence_keeps_up_to_its_length(self, client):
         recorded = client.record_run(make_run())
         answer = client.check_compat(SOURCE, TARGET, **CONDITIONS)
         assert (answer.action, answer.confidence) == (Action.KEEP, Confidence.PASS)
-        assert answer.keep_max_tokens(["niah"]) == 2048
-        assert answer.keep_max_tokens(["niah", "qa"]) == 0
+        assert rule_from_answer(answer, ["niah"]).keep_max_tokens == 2048
+        assert rule_from_answer(answer, ["niah", "qa"]).keep_max_tokens == 0
         assert answer.evidence_revision == recorded.evidence_revision
         assert answer.rules[0].reasons[0].run_ids == (recorded.run_id,)
         assert (answer.policy, answer.policy_revision) == ("standard", STANDARD.revision)
@@ -63,7 +64,7 @@ class TestAnswer:
 
     def test_the_same_weights_keep_everything(self, client):
         answer = client.check_compat(SOURCE, SOURCE, **CONDITIONS)
-        assert answer.keep_max_tokens(["niah", "anything"]) == UNLIMITED
+        assert rule_from_answer(answer, ["niah", "anything"]).keep_max_tokens == UNLIMITED
 
     def test_other_geometry_evicts(self, client):
         client.record_run(make_run())

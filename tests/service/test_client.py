@@ -16,6 +16,7 @@ from compat_service.config import Settings
 from compat_service.server import CompatServer
 from sglang_xver.client import Action, CompatClient, Confidence
 from sglang_xver.client.answer import answer_from_message
+from sglang_xver.decision import rule_from_answer
 from sglang_xver.errors import ServiceUnavailableError
 
 pytestmark = pytest.mark.service
@@ -125,7 +126,7 @@ class TestReadingAnswers:
 
     def depth(self, *rules):
         message = compat.CheckCompatResponse(rules=rules)
-        return answer_from_message(message).keep_max_tokens(["niah"])
+        return rule_from_answer(answer_from_message(message), ["niah"]).keep_max_tokens
 
     def test_values_that_this_client_does_not_know_read_as_evict(self):
         message = compat.CheckCompatResponse(

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from compat_service.store import open_database
 from compat_service.store.schema import upgrade
 from sglang_xver.client import CompatClient
+from sglang_xver.decision import rule_from_answer
 
 pytestmark = pytest.mark.service
 
@@ -41,7 +42,7 @@ class TestServe:
         with CompatClient(address, timeout_s=10.0) as client:
             assert client.get_run(run_id).run_id == run_id
             answer = client.check_compat(SOURCE, TARGET, layout=LAYOUT, engine=ENGINE)
-            assert answer.keep_max_tokens(["niah"]) == 2048
+            assert rule_from_answer(answer, ["niah"]).keep_max_tokens == 2048
 
     def test_health_and_reflection_answer(self, start_serve, database_url):
         _, address = start_serve("--db", database_url, "--listen", "127.0.0.1:0")

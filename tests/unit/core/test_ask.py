@@ -41,6 +41,15 @@ class TestLastGood:
         kept.put("q", ANSWER)
         assert kept.get("q") is None
 
+    def test_old_answers_are_dropped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept = LastGoodAnswers(None, 60)
+        for number in range(5):
+            kept.put(f"q{number}", ANSWER)
+        now = time.time()
+        monkeypatch.setattr(ask_module.time, "time", lambda: now + 120)
+        kept.put("last", ANSWER)
+        assert len(kept._answers) == 1
+
     def test_survives_a_restart(self, tmp_path: Path) -> None:
         LastGoodAnswers(tmp_path / "last.json", 60).put("q", ANSWER)
         assert LastGoodAnswers(tmp_path / "last.json", 60).get("q") == ANSWER
@@ -59,6 +68,13 @@ class TestLastGood:
         kept = LastGoodAnswers(tmp_path / "missing" / "last.json", 60)
         kept.put("q", ANSWER)
         assert kept.get("q") == ANSWER
+
+
+def test_words_of_a_service_cannot_break_the_reply() -> None:
+    report = UpdateReport("EVICT", "BAD] reason", "dec id", evicted_tokens=3)
+    fields = parse_message(report.to_message())
+    assert fields["reason"] == "BAD__reason"
+    assert fields["evicted_tokens"] == "3"
 
 
 def test_report_survives_the_reply() -> None:

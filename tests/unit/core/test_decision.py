@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_xver.client import Action, CompatAnswer, Confidence
+from sglang_xver.client import Action, CompatAnswer, CompatRule, Confidence
 from sglang_xver.decision import (
     PlanRequest,
     SourceEpoch,
@@ -45,7 +45,7 @@ class TestFamilyLimit:
 
     def test_gap_ends_the_reuse(self) -> None:
         limit = family_limit(answer(rule(0, 256), rule(300, 512)), "niah")
-        assert (limit.keep_max_tokens, limit.reason) == (256, "BUCKET_GAP")
+        assert limit.keep_max_tokens == 256
 
     @pytest.mark.parametrize("confidence", [c for c in Confidence if c is not Confidence.PASS])
     def test_only_pass_keeps(self, confidence: Confidence) -> None:
@@ -59,6 +59,20 @@ class TestFamilyLimit:
     def test_unmeasured_family(self) -> None:
         limit = family_limit(answer(rule(0, None, family="qa")), "niah")
         assert (limit.keep_max_tokens, limit.reason) == (0, "FAMILY_NOT_MEASURED")
+
+    @pytest.mark.parametrize(
+        "rules, expected",
+        [
+            ([rule(0, None, family="*"), rule(0, 4096, Action.EVICT)], 0),
+            ([rule(0, 4096, Action.EVICT), rule(0, None, family="*")], 0),
+            ([rule(0, 4096), rule(1024, 2048, Action.EVICT)], 1024),
+            ([rule(0, None), rule(1024, 2048, Action.EVICT)], 1024),
+            ([rule(0, 512), rule(100, 256)], 512),
+            ([rule(0, 512), rule(100, 256), rule(512, None)], UNLIMITED),
+        ],
+    )
+    def test_overlapping_rules(self, rules: list[CompatRule], expected: int) -> None:
+        assert family_limit(answer(*rules), "niah").keep_max_tokens == expected
 
     def test_rule_for_every_family(self) -> None:
         assert family_limit(answer(rule(0, None, family="*")), "niah").keep_max_tokens == UNLIMITED
@@ -110,10 +124,17 @@ class TestMakePlan:
         assert plan.keep_max_tokens("never seen") == 0
 
     def test_same_content_needs_no_evidence(self) -> None:
-        same = replace(A, fingerprint="sha256:c")
+        same = SourceEpoch("sha256:c", "sha256:c", 0)
         plan = make_plan(request(same), never)
-        assert plan.keep_max_tokens("initial") == UNLIMITED
-        assert plan.rules["initial"].reason == "SAME_FINGERPRINT"
+        assert plan.keep_max_tokens("sha256:c") == UNLIMITED
+        assert plan.rules["sha256:c"].reason == "SAME_FINGERPRINT"
+
+    def test_equal_samples_of_other_files_are_not_the_same(self) -> None:
+        sampled = SourceEpoch("sampled:c@1", "sampled:c", 0)
+        other = replace(request(sampled), target_key="sampled:c@2", target_fingerprint="sampled:c")
+        plan = make_plan(other, never)
+        assert plan.keep_max_tokens("sampled:c@1") == 0
+        assert plan.rules["sampled:c@1"].reason == "SAMPLED_NOT_EXACT"
 
     @pytest.mark.parametrize(
         "changes, source, reason",
@@ -122,6 +143,7 @@ class TestMakePlan:
             ({"target_fingerprint": ""}, A, "UNKNOWN_VERSION"),
             ({"geometry_differences": ("rope_theta: 1 != 2",)}, A, "GEOMETRY_MISMATCH"),
             ({"task_families": ()}, A, "NO_TASK_FAMILY"),
+            ({"label_conflict": "label v1 named other bytes"}, A, "LABEL_REUSED"),
             ({}, replace(A, age_updates=3), "MAX_AGE"),
         ],
     )
@@ -182,6 +204,16 @@ class TestWire:
             ),
             'xver_plan:{"version":2,"update_id":"u","target_key":"t","model_path":"m"}',
             "xver_plan:" + " " * 300_000,
+            "xver_plan:" + "[" * 100_000,
+            "xver_plan:" + "9" * 5000,
+            (
+                'xver_plan:{"update_id":"u","target_key":"t","model_path":"m",'
+                '"rules":{"a":{"keep_max_tokens":true,"reason":"r"}}}'
+            ),
+            (
+                'xver_plan:{"update_id":"u","target_key":"t","model_path":"m",'
+                '"rules":{"a":{"keep_max_tokens":"-1","reason":"r"}}}'
+            ),
         ],
     )
     def test_malformed_plans_are_refused(self, key: str) -> None:

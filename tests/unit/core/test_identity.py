@@ -32,6 +32,9 @@ MALFORMED = {
     "infinite shape": framed(b'{"a":{"dtype":"F32","shape":[1e999],"data_offsets":[0,0]}}'),
     "negative offset": framed(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}'),
     "cut short": framed(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}') + b"\0" * 8,
+    "unknown type": framed(b'{"a":{"dtype":"XF16","shape":[1],"data_offsets":[0,2]}}') + b"\0" * 2,
+    "shape against bytes": framed(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,4]}}')
+    + b"\0" * 4,
     "too long": framed(b"{}") + b"\0" * 8,
 }
 SAMPLED = 0
@@ -88,6 +91,13 @@ class TestFingerprint:
         assert inspect_checkpoint(folder, WHOLE).fingerprint.startswith("sha256:")
         assert inspect_checkpoint(folder, SAMPLED).fingerprint.startswith("sampled:")
 
+    def test_config_that_changes_the_computation_is_another_version(
+        self, tmp_path: Path, limit: int
+    ) -> None:
+        first = inspect_checkpoint(write(tmp_path / "a", rms_norm_eps=1e-5), limit)
+        second = inspect_checkpoint(write(tmp_path / "b", rms_norm_eps=1e-1), limit)
+        assert first.fingerprint != second.fingerprint
+
     def test_values_that_shape_nothing_are_ignored(self, tmp_path: Path) -> None:
         first = inspect_checkpoint(write(tmp_path / "a"), WHOLE)
         second = inspect_checkpoint(write(tmp_path / "b", transformers_version="9"), WHOLE)
@@ -100,6 +110,7 @@ class TestFingerprint:
         folder = write(tmp_path)
         found = set()
         for shard in ("model.safetensors", "other.safetensors"):
+            shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
             index = {"weight_map": {"w": shard, "b": shard}}
             (folder / "model.safetensors.index.json").write_text(json.dumps(index))
             found.add(inspect_checkpoint(folder, limit).fingerprint)
@@ -114,10 +125,62 @@ class TestFilesThatChange:
         os.utime(tmp_path / "a" / "model.safetensors", ns=(1, 1))
         assert not checkpoint.is_unchanged()
 
+    def test_written_with_its_time_restored(self, tmp_path: Path) -> None:
+        checkpoint = inspect_checkpoint(write(tmp_path / "a"), WHOLE)
+        file = tmp_path / "a" / "model.safetensors"
+        stat = file.stat()
+        with file.open("r+b") as handle:
+            handle.seek(-4, os.SEEK_END)
+            handle.write(b"abcd")
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        assert not checkpoint.is_unchanged()
+
+    def test_sampled_identity_is_lost_when_a_file_is_touched(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "a")
+        before = inspect_checkpoint(folder, SAMPLED)
+        os.utime(folder / "model.safetensors", ns=(1, 1))
+        after = inspect_checkpoint(folder, SAMPLED)
+        assert before.fingerprint == after.fingerprint
+        assert before.identity_key != after.identity_key
+        assert inspect_checkpoint(folder, WHOLE).identity_key.startswith("sha256:")
+
     def test_removed(self, tmp_path: Path) -> None:
         checkpoint = inspect_checkpoint(write(tmp_path / "a"), WHOLE)
         shutil.rmtree(tmp_path / "a")
         assert not checkpoint.is_unchanged()
+
+
+class TestShards:
+    def test_only_shards_of_the_index_count(self, tmp_path: Path, limit: int) -> None:
+        """The loader reads no others, so what they hold is no part of the version."""
+        folder = write(tmp_path)
+        weight_map = {"w": "model.safetensors", "b": "model.safetensors"}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        alone = inspect_checkpoint(folder, limit)
+        save_file({"x": np.ones(4, np.float32)}, folder / "extra.safetensors")
+        both = inspect_checkpoint(folder, limit)
+        assert both.tensors.keys() == {"w", "b"}
+        assert both.fingerprint == alone.fingerprint
+
+    def test_shard_of_the_index_that_is_missing(self, tmp_path: Path) -> None:
+        folder = write(tmp_path)
+        weight_map = {"w": "model.safetensors", "b": "model-2.safetensors"}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(CheckpointError, match=r"lacks model-2\.safetensors"):
+            inspect_checkpoint(folder, WHOLE)
+
+    @pytest.mark.parametrize("content", ["", "{}", "[]", '{"weight_map": 1}', "[" * 100_000])
+    def test_malformed_index(self, tmp_path: Path, content: str) -> None:
+        folder = write(tmp_path)
+        (folder / "model.safetensors.index.json").write_text(content)
+        with pytest.raises(CheckpointError, match="no shard index"):
+            inspect_checkpoint(folder, WHOLE)
+
+    def test_pipe_is_no_shard(self, tmp_path: Path) -> None:
+        folder = write(tmp_path)
+        os.mkfifo(folder / "pipe.safetensors")
+        with pytest.raises(CheckpointError, match="regular file"):
+            inspect_checkpoint(folder, WHOLE)
 
 
 class TestRefusals:
@@ -137,7 +200,7 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match="safetensors"):
             inspect_checkpoint(tmp_path, limit)
 
-    @pytest.mark.parametrize("config", ["", "[1]", "{"])
+    @pytest.mark.parametrize("config", ["", "[1]", "{", "[" * 100_000])
     def test_malformed_config(self, tmp_path: Path, config: str) -> None:
         write(tmp_path)
         (tmp_path / "config.json").write_text(config)

@@ -24,6 +24,7 @@ SETTINGS = {
     "--enable-session-radix-cache": ("enable_session_radix_cache", True),
     "--enable-kv-cache-sharding": ("enable_kv_cache_sharding", True),
     "--disaggregation-mode": ("disaggregation_mode", "decode"),
+    "--dllm-algorithm": ("dllm_algorithm", "LowConfidence"),
     "--dp-size": ("dp_size", 2),
     "--pp-size": ("pp_size", 2),
     "--tokenizer-worker-num": ("tokenizer_worker_num", 2),
@@ -51,6 +52,11 @@ def test_all_reasons_at_once() -> None:
     args = SimpleNamespace(enable_lmcache=True, pp_size=4)
     with pytest.raises(UnsupportedError, match=r"lmcache.*pp-size.*sliding-window"):
         require_supported(args, 2)
+
+
+def test_multimodal_models_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="multimodal"):
+        require_supported(SimpleNamespace(), 1, is_multimodal=True)
 
 
 def test_plain_server_is_supported() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,13 +34,17 @@ class Manager:
         self.log: list[str] = []
         self.dispatched: list[Any] = []
         self.accepts = True
-        self.result = (True, "Succeeded", 0)
+        self.result: Any = (True, "Succeeded", 0)
         self.during_load: Any = None
         initial = None if served is None else inspect_checkpoint(served, 2**40)
         self.loaded_stamp = "" if initial is None else initial.stamp_digest
         self.load_format = "auto"
-        self.xver_gate = UpdateGate(XverConfig(task_families=("niah",)), initial)
+        self.xver_gate = UpdateGate(
+            XverConfig(task_families=("niah",)), initial, initial_label="default"
+        )
         self.asked: list[SourceEpoch] = []
+        self.epochs = ["initial"]
+        self.hold: asyncio.Event | None = None
 
         def ask(source: SourceEpoch, context: Any) -> Any:
             del context
@@ -57,8 +62,8 @@ class Manager:
     async def get_internal_state(self) -> list[dict[str, Any]]:
         self.log.append("status")
         block = {
-            "current_epoch": "initial",
-            "epochs_present": ["initial"],
+            "current_epoch": self.epochs[-1],
+            "epochs_present": list(self.epochs),
             "layout": LAYOUT,
             "engine": {"name": "sglang", "version": "0.5.23"},
             "initial_stamp": self.loaded_stamp,
@@ -83,7 +88,10 @@ class Manager:
             self.dispatched.append(obj)
             if self.during_load is not None:
                 self.during_load()
-            await asyncio.sleep(0)
+            if self.hold is not None:
+                await self.hold.wait()
+            if isinstance(self.result, Exception):
+                raise self.result
             self.log.append("loaded")
             return self.result
 
@@ -235,19 +243,101 @@ def test_old_versions_are_forgotten(served: Path, tmp_path: Path) -> None:
         path = write(tmp_path / str(number), bump=1.0 + number)
         asyncio.run(manager.update(str(path), weight_version=str(number)))
     assert len(manager.xver_gate._checkpoints) == 2
-    assert len(manager.xver_gate._labels) == 1
 
 
-def test_updates_take_turns(served: Path, update: Path, tmp_path: Path) -> None:
+async def until(is_true: Callable[[], bool]) -> None:
+    """Wait until ``is_true``; bounded."""
+    for _ in range(2000):
+        if is_true():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("waited 20 s in vain")
+
+
+def test_update_that_waits_does_not_hold_up_the_next(
+    served: Path, update: Path, tmp_path: Path
+) -> None:
+    """SGLang answers an update at once while paused, even if another waits for requests."""
     manager = manager_with_keep(served)
     other = write(tmp_path / "other", bump=2.0)
 
     async def both() -> None:
-        await asyncio.gather(manager.update(str(update)), manager.update(str(other)))
+        manager.hold = asyncio.Event()
+        waiting = asyncio.create_task(manager.update(str(update)))
+        await until(lambda: bool(manager.dispatched))
+        hold, manager.hold = manager.hold, None
+        assert (await asyncio.wait_for(manager.update(str(other)), 10))[0]
+        hold.set()
+        assert (await waiting)[0]
 
     asyncio.run(both())
-    shape = [event[:9] for event in manager.log]
-    assert shape == ["status", "xver_plan", "dispatch", "loaded"] * 2
+    assert len(manager.dispatched) == 2
+
+
+def test_cancelled_update_is_seen_through(served: Path, update: Path) -> None:
+    manager = manager_with_keep(served)
+
+    async def cancel() -> None:
+        manager.hold = asyncio.Event()
+        waiting = asyncio.create_task(manager.update(str(update)))
+        await until(lambda: bool(manager.dispatched))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        manager.hold.set()
+        await until(lambda: bool(manager.xver_gate._ages))
+
+    asyncio.run(asyncio.wait_for(cancel(), 20))
+    assert manager.xver_gate._ages["initial"] == 1
+
+
+def test_raising_update_condemns(served: Path, update: Path) -> None:
+    manager = manager_with_keep(served)
+    manager.result = RuntimeError("lost")
+    with pytest.raises(RuntimeError, match="lost"):
+        asyncio.run(manager.update(str(update)))
+    assert manager.log[-1] == "xver_condemn:UPDATE_RAISED"
+
+
+def test_age_is_bounded_over_updates(served: Path, tmp_path: Path) -> None:
+    manager = manager_with_keep(served)
+    reasons = []
+    for number in range(10):
+        path = write(tmp_path / str(number), bump=1.0 + number)
+        manager.log.clear()
+        asyncio.run(manager.update(str(path)))
+        reasons.append(manager.plan.rules["initial"].reason)
+        manager.epochs = ["initial", manager.plan.target_key]
+    assert reasons == ["ALL_CRITERIA_PASS"] * 8 + ["MAX_AGE"] * 2
+
+
+class TestLabels:
+    def test_label_that_named_other_bytes_evicts(
+        self, served: Path, update: Path, tmp_path: Path
+    ) -> None:
+        manager = manager_with_keep(served)
+        asyncio.run(manager.update(str(update), weight_version="v1"))
+        manager.log.clear()
+        asyncio.run(manager.update(str(write(tmp_path / "c", bump=3.0)), weight_version="v1"))
+        assert manager.plan.rules["initial"].reason == "LABEL_REUSED"
+        assert "'v1'" in manager.plan.rules["initial"].detail
+
+    def test_initial_label_counts(self, served: Path, update: Path) -> None:
+        manager = manager_with_keep(served)
+        asyncio.run(manager.update(str(update), weight_version="default"))
+        assert manager.plan.rules["initial"].reason == "LABEL_REUSED"
+
+    def test_same_label_for_the_same_bytes_is_fine(self, served: Path, update: Path) -> None:
+        manager = manager_with_keep(served)
+        for _ in range(2):
+            manager.log.clear()
+            asyncio.run(manager.update(str(update), weight_version="v1"))
+            assert manager.plan.rules["initial"].reason == "ALL_CRITERIA_PASS"
+
+    def test_updates_without_a_label_are_fine(self, served: Path, update: Path) -> None:
+        manager = manager_with_keep(served)
+        asyncio.run(manager.update(str(update)))
+        assert manager.plan.rules["initial"].reason == "ALL_CRITERIA_PASS"
 
 
 def test_nobody_else_may_send_plans(served: Path) -> None:

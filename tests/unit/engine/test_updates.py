@@ -32,8 +32,8 @@ KEEP = Plan(
 class World:
     """A scheduler around the harness's cache, reduced to what the hooks touch."""
 
-    def __init__(self, mode: str = "on") -> None:
-        self.harness = Harness()
+    def __init__(self, mode: str = "on", page_size: int = 1) -> None:
+        self.harness = Harness(page_size)
         self.controller = UpdateController(
             self.harness.cache,
             XverConfig(mode=mode),
@@ -214,7 +214,9 @@ class TestFaults:
             world.update(error=RuntimeError("torn"))
         assert cached(world) == 0
 
-    @pytest.mark.parametrize("name", ["apply_plan", "_split_node", "_remove_leaf", "_condemn"])
+    @pytest.mark.parametrize(
+        "name", ["apply_plan", "_split_node", "_remove_leaf", "_condemn", "epochs_present"]
+    )
     def test_raising_step_ends_in_eviction(
         self, world: World, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
@@ -234,6 +236,26 @@ class TestFaults:
         assert report["reason"] == "APPLY_RAISED"
         assert cached(world) == 0
         assert world.controller.failures["APPLY_RAISED"] == 1
+
+    def test_failure_after_slots_were_released_never_frees_them_twice(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        core = world.harness.core
+        original = core._release_all_component_layers
+
+        def release_then_fail(*args: Any, **kwargs: Any) -> None:
+            original(*args, **kwargs)
+            raise RuntimeError("injected")
+
+        monkeypatch.setattr(core, "_release_all_component_layers", release_then_fail)
+        world.update()
+        monkeypatch.setattr(core, "_release_all_component_layers", original)
+        world.harness.cache.condemn_all()
+        assert cached(world) == 0
+        free = world.harness.allocator.available_size()
+        assert free <= world.harness.size
+        slots = world.harness.allocator.alloc(free).tolist()
+        assert len(set(slots)) == len(slots)
 
     def test_condemn_message(self, world: World) -> None:
         assert world.push(CONDEMN_KEY_PREFIX + "CHECKPOINT_CHANGED")
@@ -274,6 +296,53 @@ class TestOtherPaths:
         assert cached(world) == len(PREFIX)
 
 
+class TestReport:
+    """The action says what became of the tokens, not what the rule hoped for."""
+
+    def rules(self, **limits: int) -> Plan:
+        rules = {
+            key: EpochRule(keep_max_tokens=limit, reason=f"R{limit}", decision_id=f"dec_{key}")
+            for key, limit in limits.items()
+        }
+        return KEEP.model_copy(update={"rules": rules})
+
+    def test_empty_tree(self) -> None:
+        world = World()
+        world.push(KEEP.to_wire())
+        assert world.update()[1]["action"] == "EMPTY"
+
+    def test_limit_below_a_page(self) -> None:
+        world = World(page_size=16)
+        world.harness.run(PREFIX)
+        world.push(self.rules(initial=15).to_wire())
+        _, report = world.update()
+        assert (report["action"], report["reason"]) == ("EVICT", "LIMIT_BELOW_ONE_PAGE")
+
+    def test_only_an_older_epoch_was_there_and_went(self, world: World) -> None:
+        world.push(KEEP.to_wire())
+        world.update()
+        plan = self.rules(B=-1, initial=0).model_copy(update={"update_id": "u2", "target_key": "C"})
+        world.push(plan.to_wire())
+        _, report = world.update(update_id="u2")
+        assert (report["action"], report["reason"]) == ("EVICT", "R0")
+        assert report["decision_id"] == "dec_initial"
+
+    def test_an_older_epoch_stays_where_the_current_goes(self, world: World) -> None:
+        world.push(KEEP.to_wire())
+        world.update()
+        world.harness.run(tuple(range(900, 950)))
+        plan = self.rules(B=0, initial=-1).model_copy(
+            update={"update_id": "u2", "target_key": "initial"}
+        )
+        world.push(plan.to_wire())
+        _, report = world.update(update_id="u2")
+        assert (report["action"], report["decision_id"]) == ("KEEP", "dec_initial")
+        assert (report["kept_tokens"], report["evicted_tokens"]) == (str(len(PREFIX)), "50")
+        last = world.controller.last_report
+        assert last is not None
+        assert last.reasons == {"B": "R0", "initial": "R-1"}
+
+
 class TestModes:
     def test_off_is_sglang_alone(self) -> None:
         world = World("off")
@@ -291,3 +360,21 @@ class TestModes:
         assert success
         assert (report["action"], report["reason"]) == ("OBSERVE", "OK")
         assert (cached(world), world.flushes) == (0, 1)
+        assert world.harness.epoch == "B"
+
+    def test_observe_follows_the_weights(self) -> None:
+        """Whatever became of the flush, the next decision must be about what is served."""
+        world = World("observe")
+        world.harness.run(PREFIX)
+        world.push(KEEP.to_wire())
+        running = world.harness.start((*PREFIX, 1, 2))
+        success, _ = world.update()
+        assert not success
+        assert world.harness.epoch == "B"
+        world.harness.finish(running)
+        world.update(update_id=None)
+        assert world.harness.epoch.startswith("unknown")
+        before = world.harness.epoch
+        scheduler_hooks.around_end_session(lambda *_: "out", world.manager, None)
+        assert world.harness.epoch != before
+        assert world.controller.reports["OBSERVE:WEIGHTS_WRITTEN_IN_SESSION"] == 1
