@@ -27,7 +27,7 @@ MAX_CONTEXT = 512
 MAX_REQUESTS = 64
 
 
-@dataclass(frozen=True)
+@dataclass
 class SlotContent:
     """What was computed into a slot: the token path up to it and every epoch that took part."""
 
