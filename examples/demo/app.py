@@ -43,7 +43,7 @@ class Demo:
     def __init__(self, console: Console, session: Session) -> None:
         self._console = console
         self._session = session
-        self.outcome = Outcome(threads_per_server=session.threads_per_server)
+        self.outcome = Outcome()
 
     def run(self) -> Outcome:
         """Run everything; failed expectations are in the outcome, anything else raises."""
@@ -220,11 +220,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(console: Console, session: Session, json_path: Path | None) -> int:
     started = time.monotonic()
-    if session.threads_per_server is not None:
-        console.print(
-            f"[yellow]This machine is busy; each server gets {session.threads_per_server} thread, "
-            "so everything takes longer. Ratios stay comparable.[/]"
-        )
     with session:
         outcome = Demo(console, session).run()
     outcome.seconds["total"] = time.monotonic() - started

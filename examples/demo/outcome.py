@@ -21,7 +21,6 @@ class Outcome:
     live: show.LiveAnswers = field(default_factory=show.LiveAnswers)
     seconds: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
-    threads_per_server: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return all figures, JSON-ready."""
@@ -31,7 +30,6 @@ class Outcome:
             "failures": self.failures,
             "policy": POLICY,
             "prefix_tokens": documents.PREFIX_TOKENS,
-            "threads_per_server": self.threads_per_server,
             "machine": f"{platform.machine()}, {platform.platform()}",
             "seconds": {name: round(value, 1) for name, value in self.seconds.items()},
             "steps": [show.step_json(step) for step in self.steps],

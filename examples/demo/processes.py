@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import tempfile
@@ -27,7 +26,9 @@ _POOL_TOKENS = 60_000
 # A busy laptop may take longer than a server would be given.
 _ASK_TIMEOUT_MS = 15_000
 _START_TIMEOUT_S = 420.0
-_BUSY_SHARE = 0.75
+# The threads of a matrix product wait for each other. By default they spin, and on a machine that
+# does anything else the spinning takes the very core that is waited for: ten times slower.
+_WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 _CONFIG = """\
 # What an operator writes; see SGLANG_XVER_CONFIG.
 mode = "on"
@@ -48,7 +49,6 @@ class Session:
         self.folder = Path(tempfile.mkdtemp(prefix="xver-demo-"))
         self._clients = ExitStack()
         self._running: list[ManagedProcess] = []
-        self.threads_per_server = _threads_per_server()
 
     def __enter__(self) -> Session:
         return self
@@ -108,25 +108,11 @@ class Session:
         return self._clients.enter_context(client)
 
     def _start_server(self, model: Path, name: str, environment: dict[str, str]) -> SglangServer:
-        if self.threads_per_server is not None:
-            environment = environment | {"OMP_NUM_THREADS": str(self.threads_per_server)}
         server = SglangServer(
             model,
             self.folder / f"{name}.log",
-            environment=environment,
+            environment=_WAITING | environment,
             max_total_tokens=_POOL_TOKENS,
         )
         self._running.append(server)
         return server.wait_ready(_START_TIMEOUT_S)
-
-
-def _threads_per_server() -> int | None:
-    """One thread on a busy machine; None leaves it to the environment and the default.
-
-    Threads of one matrix product wait for each other, so a second thread that has to queue for a
-    core makes every product slower, not faster (measured: ten times).
-    """
-    if "OMP_NUM_THREADS" in os.environ:
-        return None
-    cores = os.cpu_count() or 1
-    return 1 if os.getloadavg()[0] > _BUSY_SHARE * cores else None
