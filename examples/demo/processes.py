@@ -26,9 +26,6 @@ _POOL_TOKENS = 60_000
 # A busy laptop may take longer than a server would be given.
 _ASK_TIMEOUT_MS = 15_000
 _START_TIMEOUT_S = 420.0
-# The threads of a matrix product wait for each other. By default they spin, and on a machine that
-# does anything else the spinning takes the very core that is waited for: ten times slower.
-_WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 _CONFIG = """\
 # What an operator writes; see SGLANG_XVER_CONFIG.
 mode = "on"
@@ -111,7 +108,7 @@ class Session:
         server = SglangServer(
             model,
             self.folder / f"{name}.log",
-            environment=_WAITING | environment,
+            environment=environment,
             max_total_tokens=_POOL_TOKENS,
         )
         self._running.append(server)

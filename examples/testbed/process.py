@@ -159,6 +159,9 @@ class SglangServer(ManagedProcess):
                 "SGLANG_USE_CPU_ENGINE": "1",
                 "HF_HUB_OFFLINE": "1",
                 "TOKENIZERS_PARALLELISM": "false",
+                # Threads of a matrix product wait for each other. By default they spin, which on
+                # a machine that does anything else takes the very core that is waited for.
+                "OMP_WAIT_POLICY": "PASSIVE",
                 **(environment or {}),
             },
         )

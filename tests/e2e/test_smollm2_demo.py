@@ -78,8 +78,6 @@ def client(
     environment = server_environment(
         service.address, POLICY="demo", TASK_FAMILIES=FAMILIES, TIMEOUT_MS="15000"
     )
-    # Spinning threads would be ten times slower beside anything else that runs.
-    environment["OMP_WAIT_POLICY"] = "PASSIVE"
     log = tmp_path_factory.mktemp("smollm2") / "server.log"
     vocab_size = int(read_config(base)["vocab_size"])
     with SglangServer(base, log, environment=environment) as server:
