@@ -91,9 +91,9 @@ RELAXED = Policy(
 DEMO = Policy(
     name="demo",
     description="For demonstrations on a laptop ONLY. It judges a handful of items at a low "
-    "confidence, so a KEEP under it proves nothing about rare harm: one request in four may be "
+    "confidence, so a KEEP under it proves nothing about rare harm: one request in three may be "
     "damaged and the policy would not see it. Never serve users with it.",
-    hfr_limit=0.25,
+    hfr_limit=0.35,
     confidence_level=0.80,
     fcd_mean_limit_nats=0.03,
     fcd_p95_limit_nats=0.25,

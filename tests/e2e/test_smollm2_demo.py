@@ -119,7 +119,7 @@ def record(
         engine=engine_from_server(info),
         provenance=evidence.PROVENANCE_MEASURED,
         sample_plan=evidence.SamplePlan(
-            planned_items=8, planned_looks=1, hfr_limit=0.25, confidence_level=0.8
+            planned_items=8, planned_looks=1, hfr_limit=0.35, confidence_level=0.8
         ),
         strata=[needles, text],
         tool_version="test",
