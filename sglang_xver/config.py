@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,7 @@ from pydantic_settings import (
 )
 
 from sglang_xver.errors import ConfigError
+from sglang_xver.fidelity import FAMILY_PATTERN, RESERVED_CLASSES
 
 CONFIG_PATH_VARIABLE = "SGLANG_XVER_CONFIG"
 ENV_PREFIX = "SGLANG_XVER_"
@@ -35,7 +37,10 @@ class XverConfig(BaseSettings):
     policy: str = ""
     """Policy by name; empty takes the service's default."""
     task_families: Annotated[tuple[str, ...], NoDecode] = ()
-    """Task families that this deployment serves. The strictest decides; none means EVICT."""
+    """Task families that this deployment serves; none means EVICT.
+
+    A request says its family in a hint; one without a hint is judged by the strictest.
+    """
     max_age_updates: int = Field(default=8, ge=1, le=10_000)
     """KV that survived this many updates is evicted at the next one."""
     last_good_max_age_s: float = Field(default=3600.0, ge=0.0)
@@ -53,6 +58,17 @@ class XverConfig(BaseSettings):
         """Accept ``niah,qa`` from the environment, where a list has no syntax of its own."""
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("task_families")
+    @classmethod
+    def _families_are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not re.fullmatch(FAMILY_PATTERN, name) or name in RESERVED_CLASSES:
+                raise ValueError(
+                    f"{name!r} is no task family: lower-case letters, digits, '.', '_' and '-', "
+                    f"at most 64, and none of {', '.join(sorted(RESERVED_CLASSES))}"
+                )
         return value
 
     @field_validator("service")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sglang_xver.client.answer import EVERY_FAMILY, Action, CompatAnswer, CompatRule, Confidence
 from sglang_xver.errors import ServiceError, ServiceUnavailableError
-from sglang_xver.lineage import UNLIMITED, strictest
+from sglang_xver.lineage import UNLIMITED, most_permissive
 from sglang_xver.plan import EpochRule, Plan
 
 
@@ -79,17 +79,19 @@ def _pair_reason(answer: CompatAnswer) -> tuple[str, str]:
 
 
 def rule_from_answer(answer: CompatAnswer, families: Sequence[str]) -> EpochRule:
-    """Return the rule that every family agrees with: the strictest limit decides.
+    """Return the rule of one epoch: the tree keeps what at least one family may reuse.
 
-    ``families`` holds at least one name.
+    ``families`` holds at least one name. The limits of all are in the rule, because requests of
+    a stricter family must not see what is kept for the others.
     """
     limits = {family: family_limit(answer, family) for family in families}
-    depth = strictest(limit.keep_max_tokens for limit in limits.values())
+    depth = most_permissive(limit.keep_max_tokens for limit in limits.values())
     family, deciding = next(
         (name, limit) for name, limit in limits.items() if limit.keep_max_tokens == depth
     )
     return EpochRule(
         keep_max_tokens=depth,
+        families={name: limit.keep_max_tokens for name, limit in limits.items()},
         reason=deciding.reason,
         decision_id=answer.decision_id,
         detail=f"{family}: {deciding.detail}" if deciding.detail else family,
@@ -164,6 +166,10 @@ def make_plan(request: PlanRequest, ask: Ask) -> Plan:
     )
 
 
-def age_after_update(ages: dict[str, int], present: Iterable[str], current: str) -> dict[str, int]:
-    """Return how many updates each epoch has survived once another update has been applied."""
-    return {key: ages.get(key, 0) + (key != current) for key in present}
+def age_after_update(ages: dict[str, int], epochs: Iterable[str], current: str) -> dict[str, int]:
+    """Return, once another update has been applied, how many each epoch has survived.
+
+    The age counts from when the epoch's weights were last the served ones: under them its KV is
+    exact, however old it is.
+    """
+    return {key: 0 if key == current else ages.get(key, 0) + 1 for key in epochs}

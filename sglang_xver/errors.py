@@ -19,6 +19,10 @@ class PlanError(XverError):
     """A plan is malformed or doesn't belong to the update at hand."""
 
 
+class HintError(XverError, ValueError):
+    """A request's hint is malformed. SGLang answers a ValueError with HTTP 400."""
+
+
 class HookError(XverError):
     """The installed SGLang doesn't offer what the plugin hooks into."""
 

@@ -66,6 +66,10 @@ class EpochTable:
         """Return the key of epoch ``index``; raises IndexError when it was never seen."""
         return self._keys[index]
 
+    def keys(self) -> tuple[str, ...]:
+        """Keys of all epochs that are remembered, by index."""
+        return tuple(self._keys)
+
     def advance(self, key: str) -> int:
         """Make ``key`` the current epoch and return its index (an old one for a known key)."""
         index = self._index.get(key)
@@ -107,6 +111,15 @@ def renumber(lineage: Lineage, renumbered: dict[int, int]) -> Lineage:
     for index in epochs_in(lineage.mask):
         mask |= 1 << renumbered[index]
     return Lineage(renumbered[lineage.own], mask)
+
+
+def most_permissive(limits: Iterable[int]) -> int:
+    """Return the largest depth limit in tokens, ``UNLIMITED`` being the largest of all.
+
+    ``limits`` holds at least one.
+    """
+    known = list(limits)
+    return UNLIMITED if UNLIMITED in known else max(known)
 
 
 def strictest(limits: Iterable[int]) -> int:

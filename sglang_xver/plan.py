@@ -8,12 +8,13 @@ module: no engine.
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from sglang_xver.errors import PlanError
-from sglang_xver.lineage import UNLIMITED
+from sglang_xver.fidelity import NATIVE, STRICTEST
+from sglang_xver.lineage import UNLIMITED, strictest
 
 PLAN_KEY_PREFIX = "xver_plan:"
 MAX_PLAN_BYTES = 256 * 1024
@@ -26,6 +27,8 @@ class EpochRule(BaseModel):
 
     keep_max_tokens: int = Field(ge=UNLIMITED)
     """Deepest prefix position that stays, in tokens; 0 evicts all, -1 keeps all."""
+    families: dict[str, Annotated[int, Field(ge=UNLIMITED)]] = Field(default_factory=dict)
+    """How deep each task family may reuse, in tokens; empty: all as ``keep_max_tokens``."""
     reason: str
     """Reason code behind the rule, for example ``ALL_CRITERIA_PASS``."""
     decision_id: str = ""
@@ -47,10 +50,29 @@ class Plan(BaseModel):
     """Checkpoint that the update must load; another one voids the plan."""
     rules: dict[str, EpochRule] = Field(default_factory=dict)
 
-    def keep_max_tokens(self, epoch_key: str) -> int:
-        """Depth limit for ``epoch_key`` in tokens; 0 when the plan does not name it."""
+    def keep_max_tokens(self, epoch_key: str, class_name: str | None = None) -> int:
+        """Depth limit for ``epoch_key`` in tokens; 0 when the plan does not name it.
+
+        Args:
+            epoch_key: the epoch that is judged.
+            class_name: class of the requests that read it (see :mod:`sglang_xver.fidelity`);
+                None for what the tree keeps, which is what the most permissive family may reuse.
+        """
         rule = self.rules.get(epoch_key)
-        return 0 if rule is None else rule.keep_max_tokens
+        if rule is None:
+            return 0
+        if class_name == NATIVE:
+            return rule.keep_max_tokens if epoch_key == self.target_key else 0
+        if class_name is None or not rule.families:
+            return rule.keep_max_tokens
+        if class_name == STRICTEST:
+            return strictest(rule.families.values())
+        return rule.families.get(class_name, 0)
+
+    def classes(self) -> tuple[str, ...]:
+        """Classes whose limits may differ from what the tree keeps, in a fixed order."""
+        families = {name for rule in self.rules.values() for name in rule.families}
+        return (NATIVE, STRICTEST, *sorted(families))
 
     def to_wire(self) -> str:
         """Return the control-message key that carries this plan."""

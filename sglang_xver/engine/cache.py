@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.srt.disaggregation.kv_events import StorageMedium
-from sglang.srt.mem_cache.base_prefix_cache import DecLockRefResult, InsertParams, InsertResult
+from sglang.srt.mem_cache.base_prefix_cache import (
+    DecLockRefResult,
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+)
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import BaseEvictionResult
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from sglang_xver.engine.placement import RequestPlacer
+from sglang_xver.engine.plan_walk import PlanWalk
 from sglang_xver.engine.tree import XverTreeCore
-from sglang_xver.lineage import UNLIMITED, epochs_in, strictest
 from sglang_xver.plan import Plan
 from sglang_xver.report import TreeChange
 
@@ -29,11 +36,35 @@ class XverRadixCache(UnifiedRadixCache):
 
     def __init__(self, params: Any) -> None:
         params.tree_core_backend = TREE_CORE_NAME
+        self.placer = RequestPlacer()
+        self.counts_foreign = False
+        """Whether old KV is looked for though no plan kept any, as mode observe must."""
         self.declined_inserts = 0
         self.healed_nodes = 0
         super().__init__(params)
 
-    # ---- what requests do ----
+    def reset(self) -> None:
+        """Drop everything; a flush has no condition."""
+        super().reset()
+        self.placer.restricted_classes = frozenset()
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """Match in the request's own namespace, and note how much of the match is old KV.
+
+        Sets ``req.xver_kept_old_tokens``: matched tokens whose path is not purely the current
+        weights' own.
+        """
+        result = super().match_prefix(self.placer.place(params))
+        req = params.req
+        # SGLang counts a request's cached tokens once, when its first prefill is scheduled.
+        if req is not None and not req._cache_breakdown_computed:
+            core = self.tree_core
+            req.xver_kept_old_tokens = (
+                core.foreign_tokens_above(result.last_device_node)
+                if core.has_foreign or self.counts_foreign
+                else 0
+            )
+        return result
 
     def insert(self, params: InsertParams) -> InsertResult:
         """Insert, unless that would hand the request KV that it did not compute or match.
@@ -64,42 +95,20 @@ class XverRadixCache(UnifiedRadixCache):
             self._purge(list(self.tree_core.blocked.values()))
         return result
 
-    # ---- what a weight update does ----
-
     def apply_plan(self, plan: Plan) -> TreeChange:
         """Make ``plan.target_key`` the current epoch and cut every branch at its limit.
 
-        The limit of a node is the strictest over all epochs on its path, floored to a page. What
-        lies deeper is removed, or blocked while a request holds it.
+        What lies deeper is removed, or blocked while a request holds it.
         """
         core = self.tree_core
         core.epochs.advance(plan.target_key)
-        limits: dict[int, int] = {}
-        condemned: list[UnifiedTreeNode] = []
-        kept_tokens = 0
-        has_foreign = False
-        stack = [(child, 0) for child in core.root_node.children.values()]
-        while stack:
-            node, start = stack.pop()
-            limit = self._limit_tokens(node.xver_lineage.mask, plan, limits)
-            end = start + len(node.key)
-            if node.id in core.blocked or 0 <= limit <= start:
-                condemned.extend(core.subtree(node))
-                continue
-            if limit != UNLIMITED and limit < end:
-                upper, action = core._split_node(node.key, node, limit - start)
-                if action is not None:
-                    self._apply_cache_actions([action])
-                condemned.extend(core.subtree(node))
-                node, end = upper, limit
-            else:
-                stack.extend((child, end) for child in node.children.values())
-            kept_tokens += end - start
-            has_foreign |= node.xver_lineage.mask != core.epochs.current_bit
-        core.has_foreign = has_foreign
-        evicted, blocked = self._condemn(condemned)
+        judgement = PlanWalk(core, plan, self._apply_cache_actions).run()
+        core.has_foreign = judgement.has_foreign
+        self.placer.restricted_classes = judgement.restricted_classes
+        evicted, blocked = self._condemn(judgement.condemned)
+        self._reconcile_events()
         core.forget_dead_epochs()
-        return TreeChange(kept_tokens, evicted, blocked)
+        return TreeChange(judgement.kept_tokens, evicted, blocked)
 
     def condemn_all(self) -> TreeChange:
         """Make nothing visible: remove every node, block those that a request holds.
@@ -112,42 +121,25 @@ class XverRadixCache(UnifiedRadixCache):
         nodes = core.subtree(core.root_node)[1:]
         evicted, blocked = self._condemn(nodes)
         core.has_foreign = False
+        self.placer.restricted_classes = frozenset()
+        self._reconcile_events()
         core.forget_dead_epochs()
         return TreeChange(0, evicted, blocked)
-
-    def tokens_by_epoch(self) -> dict[str, int]:
-        """Return the tokens in the tree by the epoch that produced them; blocked ones excluded."""
-        core = self.tree_core
-        sizes: dict[str, int] = {}
-        for node in core.subtree(core.root_node)[1:]:
-            if node.id not in core.blocked:
-                key = core.epochs.key(node.xver_lineage.own)
-                sizes[key] = sizes.get(key, 0) + len(node.key)
-        return sizes
-
-    def epochs_present(self) -> list[str]:
-        """Return the keys of all epochs on any visible path, oldest first."""
-        core = self.tree_core
-        mask = 0
-        for node in core.subtree(core.root_node)[1:]:
-            if node.id not in core.blocked:
-                mask |= node.xver_lineage.mask
-        return [core.epochs.key(index) for index in epochs_in(mask)]
 
     def blocked_tokens(self) -> int:
         """Return the tokens that are condemned but still held by requests."""
         return sum(len(node.key) for node in self.tree_core.blocked.values())
 
-    def _limit_tokens(self, mask: int, plan: Plan, limits: dict[int, int]) -> int:
-        """Return the page-aligned depth limit for a lineage; ``limits`` memoises by mask."""
-        limit = limits.get(mask)
-        if limit is None:
-            epochs = self.tree_core.epochs
-            limit = strictest(plan.keep_max_tokens(epochs.key(index)) for index in epochs_in(mask))
-            if limit != UNLIMITED:
-                limit -= limit % self.page_size
-            limits[mask] = limit
-        return limit
+    def _reconcile_events(self) -> None:
+        """Withdraw blocks that are not exact any more; announce those that are exact again."""
+        core = self.tree_core
+        if not core.kv_events.enabled:
+            return
+        for node in core.subtree(core.root_node)[1:]:
+            if node.id in core.blocked:
+                core.kv_events.record_remove(node)
+            else:
+                core.kv_events.reconcile(node)
 
     def _condemn(self, nodes: list[UnifiedTreeNode]) -> tuple[int, int]:
         """Block ``nodes``, remove those that are free; return (evicted, blocked) tokens."""

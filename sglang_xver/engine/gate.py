@@ -7,12 +7,12 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sglang_xver.ask import CompatAsker, PairContext
 from sglang_xver.client import Engine
 from sglang_xver.config import XverConfig, load_config
-from sglang_xver.decision import Ask, PlanRequest, SourceEpoch, age_after_update, make_plan
+from sglang_xver.decision import Ask, PlanRequest, SourceEpoch, make_plan
 from sglang_xver.engine.tree import INITIAL_EPOCH_KEY
 from sglang_xver.engine.updates import CONDEMN_KEY_PREFIX, UPDATE_ID_FIELD
 from sglang_xver.errors import CheckpointError, XverError
@@ -49,11 +49,10 @@ def resolve_model_folder(model_path: str, revision: str | None = None) -> Path:
         ) from error
 
 
-class Prepared(NamedTuple):
-    """An update whose plan was pushed: its checkpoint and the epochs that were in the tree."""
-
-    checkpoint: Checkpoint
-    present: tuple[str, ...]
+async def _status(manager: Any) -> dict[str, Any]:
+    """Return the schedulers' view, which is the truth about what is served and cached."""
+    status: dict[str, Any] = (await manager.get_internal_state())[0]["xver"]
+    return status
 
 
 class UpdateGate:
@@ -73,7 +72,6 @@ class UpdateGate:
         self._initial = initial
         self._reference = initial
         self._checkpoints: dict[str, Checkpoint] = {}
-        self._ages: dict[str, int] = {}
         self._label_owner: dict[str, str] = {}
         if initial is not None:
             self._checkpoints[initial.identity_key] = initial
@@ -107,10 +105,10 @@ class UpdateGate:
     def _checkpoint_of(self, key: str) -> Checkpoint | None:
         return self._initial if key == INITIAL_EPOCH_KEY else self._checkpoints.get(key)
 
-    def _source(self, key: str) -> SourceEpoch:
+    def _source(self, key: str, ages: dict[str, int]) -> SourceEpoch:
         checkpoint = self._checkpoint_of(key)
         fingerprint = "" if checkpoint is None else checkpoint.fingerprint
-        return SourceEpoch(key, fingerprint, self._ages.get(key, 0))
+        return SourceEpoch(key, fingerprint, ages.get(key, 0))
 
     def _label_conflict(self, label: str | None, fingerprint: str) -> str:
         """Note who bears ``label``; return a sentence if it named other bytes before."""
@@ -123,6 +121,16 @@ class UpdateGate:
         if owner == fingerprint:
             return ""
         return f"label {label!r} named {owner}, now {fingerprint}: which one is served is in doubt"
+
+    async def label_changed(self, manager: Any, label: str) -> None:
+        """Note that ``label`` names what is served, though no weights were loaded with it."""
+        key = (await _status(manager))["current_epoch"]
+        checkpoint = self._checkpoint_of(key)
+        # Weights of unknown content equal nothing, so the label is in doubt wherever it comes up.
+        owner = f"{key}:{uuid.uuid4().hex}" if checkpoint is None else checkpoint.fingerprint
+        conflict = self._label_conflict(label, owner)
+        if conflict:
+            logger.warning("xver: %s", conflict)
 
     def _require_initial_is_what_was_loaded(self, loaded_stamp: str) -> None:
         """Forget the initial fingerprint if the files changed between it and the load."""
@@ -142,8 +150,8 @@ class UpdateGate:
 
     # ---- one update ----
 
-    async def prepare(self, manager: Any, obj: Any, push: PushControl) -> Prepared | None:
-        """Check the checkpoint of update ``obj``, decide, and push the plan.
+    async def prepare(self, manager: Any, obj: Any, push: PushControl) -> Checkpoint | None:
+        """Check the checkpoint of update ``obj``, decide, and push the plan; return the checkpoint.
 
         Binds the plan to the update through ``obj.manifest``. None where the content has no
         fingerprint: there is no plan then, and the schedulers evict.
@@ -163,17 +171,17 @@ class UpdateGate:
         )
         if self._reference is not None:
             require_same_tensors(self._reference, update)
-        status = (await manager.get_internal_state())[0]["xver"]
+        status = await _status(manager)
         self._require_initial_is_what_was_loaded(status["initial_stamp"])
         present = tuple(dict.fromkeys([status["current_epoch"], *status["epochs_present"]]))
         self._remember(update, present)
-        request = self._plan_request(obj, update, present)
+        request = self._plan_request(obj, update, present, status["ages_updates"])
         plan = await asyncio.to_thread(make_plan, request, self._ask(update, status))
         logger.info("xver plan: %s", plan.model_dump_json())
         if not await push(manager, plan.to_wire()):
             raise XverError("a scheduler refused the plan; see its log")
         obj.manifest = {**(obj.manifest or {}), UPDATE_ID_FIELD: plan.update_id}
-        return Prepared(update, present)
+        return update
 
     def _ask(self, update: Checkpoint, status: dict[str, Any]) -> Ask:
         context = PairContext(
@@ -185,7 +193,9 @@ class UpdateGate:
         )
         return lambda source: self._asker.ask(source, context)
 
-    def _plan_request(self, obj: Any, update: Checkpoint, present: Sequence[str]) -> PlanRequest:
+    def _plan_request(
+        self, obj: Any, update: Checkpoint, present: Sequence[str], ages: dict[str, int]
+    ) -> PlanRequest:
         reference = self._reference
         differences = () if reference is None else reference.geometry.differences(update.geometry)
         return PlanRequest(
@@ -193,21 +203,18 @@ class UpdateGate:
             model_path=obj.model_path,
             target_key=self._key_of(update),
             target_fingerprint=update.fingerprint,
-            sources=tuple(self._source(key) for key in present),
+            sources=tuple(self._source(key, ages) for key in present),
             task_families=self.config.task_families,
             max_age_updates=self.config.max_age_updates,
             geometry_differences=tuple(differences),
             label_conflict=self._label_conflict(obj.weight_version, update.fingerprint),
         )
 
-    async def conclude(self, manager: Any, prepared: Prepared, push: PushControl) -> str:
-        """Count the update; evict once more if the files changed while they were being loaded.
+    async def conclude(self, manager: Any, update: Checkpoint, push: PushControl) -> str:
+        """Evict once more if the files of ``update`` changed while they were being loaded.
 
         Returns a sentence for the reply, empty when there is nothing to add.
         """
-        update, present = prepared
-        current = self._key_of(update)
-        self._ages = age_after_update(self._ages, {*present, current}, current)
         if await asyncio.to_thread(update.is_unchanged):
             if self._reference is None:
                 self._reference = update

@@ -1,146 +1,122 @@
-"""Every SGLang attribute in use, checked against the installed version before any is hooked."""
+"""Checks every SGLang attribute in use against the installed version before any is hooked."""
 
 from __future__ import annotations
 
+import dis
 import importlib.metadata
 import inspect
 import pkgutil
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
 
+from sglang_xver.engine.sglang_symbols import (
+    CPU_HOOKED_PATHS,
+    MANAGER,
+    STATE,
+    STREAMER,
+    SYMBOLS,
+    TOKENIZER,
+    Symbol,
+)
 from sglang_xver.errors import HookError
+
+__all__ = [
+    "HOOKED_PATHS",
+    "MANAGER",
+    "SGLANG_RANGE",
+    "STATE",
+    "STREAMER",
+    "SYMBOLS",
+    "TOKENIZER",
+    "Symbol",
+    "mismatches",
+    "require_applied_hooks",
+    "require_matching_sglang",
+]
 
 SGLANG_RANGE = ">=0.5.23,<0.5.24"
 
-MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
-TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
-_CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore"
-_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-
-Use = Literal["hook", "override", "call"]
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """One attribute that the plugin relies on.
-
-    ``hook`` and ``override`` need exactly ``parameters`` (an override may be called with any of
-    them); ``call`` needs at least them.
-    """
-
-    path: str
-    use: Use
-    parameters: tuple[str, ...]
-
-
-def _symbols(use: Use, owner: str, table: dict[str, str]) -> list[Symbol]:
-    return [Symbol(f"{owner}.{name}", use, tuple(p.split())) for name, p in table.items()]
-
-
-SYMBOLS: tuple[Symbol, ...] = (
-    *_symbols(
-        "hook",
-        MANAGER,
-        {
-            "flush_cache_after_weight_update": "self recv_req success message",
-            "update_weights_from_disk": "self recv_req",
-            "update_weights_from_ipc": "self recv_req",
-            "update_weights_from_tensor": "self recv_req",
-            "update_weights_from_distributed": "self recv_req",
-            "end_weight_update": "self recv_req",
-            "resume_memory_occupation": "self recv_req",
-            "check_weights": "self recv_req",
-        },
-    ),
-    *_symbols(
-        "hook",
-        STATE,
-        {"set_internal_state": "self recv_req", "get_internal_state": "self recv_req"},
-    ),
-    *_symbols(
-        "hook",
-        TOKENIZER,
-        {
-            "update_weights_from_disk": "self obj request",
-            "set_internal_state": "self obj",
-        },
-    ),
-    *_symbols(
-        "override",
-        _CORE,
-        {
-            "reset": "self",
-            "_new_node": "self priority",
-            "_add_new_node": "self parent key value priority session_id rotation_base",
-            "_split_node": "self key child split_len",
-            "_unevict_node_on_insert": "self node fresh_value session_id",
-            "_unregister_node": "self node",
-            "match_prefix": "self params",
-        },
-    ),
-    *_symbols(
-        "override",
-        _CACHE,
-        {"insert": "self params", "dec_lock_ref": "self node_id params skip_swa"},
-    ),
-    *_symbols(
-        "call",
-        _CORE,
-        {
-            "_release_all_component_layers": (
-                "node medium tracker device_frees host_frees cache_actions"
-            ),
-            "_remove_leaf_from_parent": "node",
-            "_update_evictable_leaf_sets": "node",
-        },
-    ),
-    *_symbols(
-        "call",
-        _CACHE,
-        {"_apply_eviction_result": "result", "_apply_cache_actions": "actions"},
-    ),
-    *_symbols(
-        "call",
-        _SCHEDULER,
-        {
-            "flush_cache": "empty_cache",
-            "is_fully_idle": "ignore_waiting",
-            "collect_inflight_reqs": "",
-        },
-    ),
-    Symbol("sglang.srt.mem_cache.registry.create_unified_radix_cache", "call", ("cache_class",)),
-    Symbol("sglang.srt.mem_cache.registry.register_radix_cache_backend", "call", ("name",)),
-)
-
-HOOKED_PATHS: frozenset[str] = frozenset(s.path for s in SYMBOLS if s.use == "hook") | {
-    f"{TOKENIZER}.__init__"
-}
+HOOKED_PATHS: frozenset[str] = (
+    frozenset(s.path for s in SYMBOLS if s.use == "hook") - CPU_HOOKED_PATHS
+) | {f"{TOKENIZER}.__init__"}
 
 
 def _parameters(target: Callable[..., Any]) -> tuple[str, ...]:
+    fields = getattr(target, "__struct_fields__", None)
+    if fields is not None:
+        # The signature of a msgspec class can't be read where its annotations are imports for
+        # type checkers only.
+        return tuple(fields)
     return tuple(inspect.signature(inspect.unwrap(target)).parameters)
+
+
+def _functions(owner: type) -> Iterator[FunctionType]:
+    for value in vars(owner).values():
+        function = inspect.unwrap(getattr(value, "__func__", value))
+        if isinstance(function, FunctionType):
+            yield function
+
+
+def _stores(function: FunctionType, name: str) -> bool:
+    """Whether ``function`` contains ``self.<name> = ...``."""
+    if name not in function.__code__.co_names:
+        return False
+    previous: Any = None
+    for step in dis.get_instructions(function):
+        if step.opname == "STORE_ATTR" and step.argval == name:
+            # From Python 3.13 on one step may load two names.
+            loaded = previous.argval if isinstance(previous.argval, tuple) else (previous.argval,)
+            if loaded[-1] == "self":
+                return True
+        previous = step
+    return False
+
+
+def _offers(owner: Any, name: str) -> bool:
+    """Whether ``owner`` has ``name``, be it only on instances."""
+    if hasattr(owner, name):
+        return True
+    return isinstance(owner, type) and any(
+        name in vars(base).get("__annotations__", {})
+        or any(_stores(function, name) for function in _functions(base))
+        for base in owner.__mro__
+    )
+
+
+def _field_problem(symbol: Symbol) -> str | None:
+    owner, _, name = symbol.path.rpartition(".")
+    return None if _offers(pkgutil.resolve_name(owner), name) else "missing"
+
+
+def _signature_problem(symbol: Symbol) -> str | None:
+    actual, wanted = _parameters(pkgutil.resolve_name(symbol.path)), symbol.parameters
+    fits = set(wanted) <= set(actual) if symbol.use == "call" else wanted == actual
+    if fits:
+        return None
+    return f"parameters are ({', '.join(actual)}), needed ({', '.join(wanted)})"
+
+
+def _problem(symbol: Symbol) -> str | None:
+    try:
+        if symbol.use == "field":
+            return _field_problem(symbol)
+        return _signature_problem(symbol)
+    except (ImportError, AttributeError) as error:
+        return f"missing ({error})"
+    except Exception as error:
+        return f"can't be looked into ({error!r})"
 
 
 def mismatches() -> list[str]:
     """Return one sentence for every symbol that the installed SGLang lacks or shapes otherwise."""
-    found = []
-    for symbol in SYMBOLS:
-        try:
-            actual = _parameters(pkgutil.resolve_name(symbol.path))
-        except (ImportError, AttributeError) as error:
-            found.append(f"{symbol.path} ({symbol.use}): missing ({error})")
-            continue
-        wanted = symbol.parameters
-        fits = set(wanted) <= set(actual) if symbol.use == "call" else wanted == actual
-        if not fits:
-            found.append(
-                f"{symbol.path} ({symbol.use}): parameters are ({', '.join(actual)}), "
-                f"needed ({', '.join(wanted)})"
-            )
-    return found
+    found = ((symbol, _problem(symbol)) for symbol in SYMBOLS)
+    return [f"{symbol.path} ({symbol.use}): {problem}" for symbol, problem in found if problem]
+
+
+def installed_version() -> str:
+    """Return the version of the installed SGLang."""
+    return importlib.metadata.version("sglang")
 
 
 def require_matching_sglang() -> None:
@@ -148,7 +124,7 @@ def require_matching_sglang() -> None:
     problems = mismatches()
     if problems:
         raise HookError(
-            f"SGLang {importlib.metadata.version('sglang')} does not offer what sglang-xver hooks "
+            f"SGLang {installed_version()} does not offer what sglang-xver hooks "
             f"into: {'; '.join(problems)}. Install sglang{SGLANG_RANGE}."
         )
 

@@ -8,10 +8,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sglang_xver.engine.gate import Prepared, UpdateGate
+from sglang_xver.engine.gate import UpdateGate
 from sglang_xver.engine.scheduler_hooks import CONTROL_KEY_PREFIXES
 from sglang_xver.engine.updates import CONDEMN_KEY_PREFIX
 from sglang_xver.errors import CheckpointError
+from sglang_xver.fidelity import parse_hint
+from sglang_xver.identity import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,49 @@ async def around_set_internal_state(
     return await original(manager, obj)
 
 
+def after_create_tokenized_object(result: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER ``TokenizerManager._create_tokenized_object``: refuse a malformed hint.
+
+    Every request passes here once, after the server's preferred sampling parameters were merged.
+
+    Raises:
+        HintError: SGLang answers it with HTTP 400.
+    """
+    if getattr(manager, "xver_gate", None) is not None:
+        parse_hint(result.sampling_params.custom_params)
+
+
+async def around_update_version(
+    original: Callable[..., Awaitable[Any]], manager: Any, obj: Any
+) -> Any:
+    """AROUND ``TokenizerManager.update_weight_version``: a label without weights."""
+    result = await original(manager, obj)
+    gate: UpdateGate | None = getattr(manager, "xver_gate", None)
+    if gate is not None and gate.config.mode != "off":
+        await _note_label(gate, manager, obj.new_version)
+    return result
+
+
+async def around_unfingerprinted_update(
+    original: Callable[..., Awaitable[Any]], manager: Any, obj: Any, request: Any = None
+) -> Any:
+    """AROUND the updates whose content nobody fingerprints: their label is noted all the same."""
+    result = await original(manager, obj, request)
+    gate: UpdateGate | None = getattr(manager, "xver_gate", None)
+    if gate is not None and gate.config.mode != "off" and obj.weight_version is not None:
+        await _note_label(gate, manager, obj.weight_version)
+    return result
+
+
+async def _note_label(gate: UpdateGate, manager: Any, label: str) -> None:
+    try:
+        async with gate.lock:
+            await gate.label_changed(manager, label)
+    except Exception:
+        # The label is only a second opinion: what is kept is decided by content.
+        logger.exception("xver: label %r was not noted", label)
+
+
 async def around_update_from_disk(
     original: Callable[..., Awaitable[Any]], manager: Any, obj: Any, request: Any = None
 ) -> Any:
@@ -75,7 +120,7 @@ async def around_update_from_disk(
 async def _update_from_disk(
     original: Callable[..., Awaitable[Any]], manager: Any, obj: Any, request: Any, gate: UpdateGate
 ) -> Any:
-    prepared: Prepared | None = None
+    prepared: Checkpoint | None = None
     # Not held while SGLang waits for running requests: an update must never block the next one.
     # A plan that is overtaken is void, and the schedulers evict.
     async with gate.lock:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_xver.config import load_config
 from sglang_xver.engine.cpu.kernel_stub import ensure_sgl_kernel
 from sglang_xver.identity import read_config, read_geometry, stamp_digest
 from sglang_xver.layout import KvLayout, PoolFacts, make_layout
+
+if TYPE_CHECKING:
+    from sglang_xver.engine.metrics import SchedulerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +82,7 @@ def make_cache(ctx: Any) -> Any:
     from sglang_xver.engine.cache import XverRadixCache
     from sglang_xver.engine.combinations import require_supported
     from sglang_xver.engine.hook_table import require_applied_hooks
+    from sglang_xver.engine.journal import Journal, ServerFacts
     from sglang_xver.engine.pool import read_pool_facts
     from sglang_xver.engine.updates import UpdateController
 
@@ -97,9 +102,24 @@ def make_cache(ctx: Any) -> Any:
     layout = None if folder is None else _layout(ctx, folder, facts)
     stamp = "" if folder is None else stamp_digest(folder)
     cache = create_unified_radix_cache(ctx, cache_class=XverRadixCache)
-    cache.xver_updates = UpdateController(cache, config, layout, _engine(ctx.server_args), stamp)
+    server = ServerFacts(config.mode, layout, _engine(ctx.server_args), stamp)
+    journal = Journal(cache, server, _metrics_factory(ctx))
+    cache.xver_updates = UpdateController(cache, config, journal)
     logger.info("xver: prefix cache ready, mode %s, layout %s", config.mode, layout)
     return cache
+
+
+def _metrics_factory(ctx: Any) -> Callable[[], SchedulerMetrics] | None:
+    """All ranks see the same, so the first one speaks for all."""
+    if not ctx.server_args.enable_metrics or ctx.tp_rank != 0:
+        return None
+
+    def make() -> SchedulerMetrics:
+        from sglang_xver.engine.metrics import SchedulerMetrics
+
+        return SchedulerMetrics(ctx.server_args.served_model_name or ctx.server_args.model_path)
+
+    return make
 
 
 def _engine(server_args: Any) -> dict[str, str]:
@@ -133,7 +153,7 @@ def _register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from sglang_xver.engine import main_hooks, scheduler_hooks
-    from sglang_xver.engine.hook_table import MANAGER, STATE, TOKENIZER
+    from sglang_xver.engine.hook_table import MANAGER, STATE, STREAMER, TOKENIZER
 
     around = {
         f"{MANAGER}.flush_cache_after_weight_update": scheduler_hooks.around_flush,
@@ -147,10 +167,16 @@ def _register_hooks() -> None:
         f"{STATE}.set_internal_state": scheduler_hooks.around_set_internal_state,
         f"{TOKENIZER}.set_internal_state": main_hooks.around_set_internal_state,
         f"{TOKENIZER}.update_weights_from_disk": main_hooks.around_update_from_disk,
+        f"{TOKENIZER}.update_weights_from_tensor": main_hooks.around_unfingerprinted_update,
+        f"{TOKENIZER}.update_weights_from_distributed": main_hooks.around_unfingerprinted_update,
+        f"{TOKENIZER}.update_weights_from_ipc": main_hooks.around_unfingerprinted_update,
+        f"{TOKENIZER}.update_weight_version": main_hooks.around_update_version,
+        f"{STREAMER}.get_cached_tokens_details": scheduler_hooks.around_cached_tokens_details,
     }
     after = {
         f"{STATE}.get_internal_state": scheduler_hooks.after_get_internal_state,
         f"{TOKENIZER}.__init__": main_hooks.after_init,
+        f"{TOKENIZER}._create_tokenized_object": main_hooks.after_create_tokenized_object,
     }
     for path, hook in around.items():
         HookRegistry.register(path, hook, HookType.AROUND)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from sglang_xver.engine.audit import AUDIT_KEY_PREFIX
 from sglang_xver.engine.cache import XverRadixCache
 from sglang_xver.engine.updates import CONDEMN_KEY_PREFIX, UpdateController
 from sglang_xver.plan import PLAN_KEY_PREFIX
@@ -87,11 +88,12 @@ def around_set_internal_state(original: Callable[..., Any], state: Any, recv_req
     """AROUND ``set_internal_state``: take our control messages, pass on the rest."""
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
 
-    ours = [key for key in recv_req.server_args if key.startswith(CONTROL_KEY_PREFIXES)]
     controller = controller_of(state.scheduler)
+    keys = list(recv_req.server_args)
+    ours = [key for key in keys if key.startswith((*CONTROL_KEY_PREFIXES, AUDIT_KEY_PREFIX))]
     if not ours or controller is None:
         return original(state, recv_req)
-    if len(ours) != len(recv_req.server_args):
+    if len(ours) != len(keys):
         logger.error("xver: a control message must not be mixed with other settings; refused")
         return SetInternalStateReqOutput(updated=False)
     return SetInternalStateReqOutput(
@@ -103,5 +105,20 @@ def after_get_internal_state(result: Any, state: Any, recv_req: Any) -> Any:
     """AFTER ``get_internal_state``: add the ``xver`` block that ``/server_info`` shows."""
     controller = controller_of(state.scheduler)
     if controller is not None:
-        result.internal_state["xver"] = controller.status()
+        result.internal_state["xver"] = controller.journal.status()
     return result
+
+
+def around_cached_tokens_details(original: Callable[..., Any], streamer: Any, req: Any) -> Any:
+    """AROUND ``get_cached_tokens_details``: split the cached tokens by who computed them.
+
+    Adds ``native``, ``kept_old`` and ``remapped``, which sum up to the request's matched prefix.
+    """
+    details = original(streamer, req)
+    controller = getattr(streamer.tree_cache, "xver_updates", None)
+    if details is None or controller is None or controller.config.mode == "off":
+        return details
+    matched = details["device"] + details["host"]
+    kept_old = min(getattr(req, "xver_kept_old_tokens", 0), matched)
+    controller.journal.count_cached_tokens(req, native=matched - kept_old, kept_old=kept_old)
+    return {**details, "native": matched - kept_old, "kept_old": kept_old, "remapped": 0}

@@ -13,6 +13,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
     UnifiedTreeNode,
 )
 
+from sglang_xver.engine.events import ExactEventRecorder
 from sglang_xver.lineage import EpochTable, Lineage, renumber
 
 INITIAL_EPOCH_KEY = "initial"
@@ -43,6 +44,7 @@ class XverTreeCore(UnifiedTreeCore):
         self.blocked: dict[int, UnifiedTreeNode] = {}
         self.has_foreign = False
         super().__init__(params, components)
+        self.kv_events = ExactEventRecorder(params, self.epochs)
 
     # ---- tagging: every way a node comes into being ----
 
@@ -56,6 +58,7 @@ class XverTreeCore(UnifiedTreeCore):
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
         node = super()._new_node(priority)
         node.xver_lineage = Lineage(self.epochs.current, self.epochs.current_bit)
+        node.xver_announced = False
         return node
 
     def _add_new_node(self, parent: UnifiedTreeNode, *args: Any, **kwargs: Any) -> UnifiedTreeNode:
@@ -68,6 +71,7 @@ class XverTreeCore(UnifiedTreeCore):
     def _split_node(self, key: RadixKey, child: UnifiedTreeNode, split_len: int) -> Any:
         upper, action = super()._split_node(key, child, split_len)
         upper.xver_lineage = child.xver_lineage
+        upper.xver_announced = child.xver_announced
         if child.id in self.blocked:
             self.blocked[upper.id] = upper
         return upper, action
@@ -156,6 +160,15 @@ class XverTreeCore(UnifiedTreeCore):
             elif tag.own != self.epochs.current or tag.mask & ~lineage:
                 return placed.node
         return None
+
+    def foreign_tokens_above(self, node_id: int) -> int:
+        """Return the tokens on the path to a node that are not purely the current weights' own."""
+        node, current_bit, tokens = self.node_by_id(node_id), self.epochs.current_bit, 0
+        while node is not self.root_node:
+            if node.xver_lineage.mask != current_bit:
+                tokens += len(node.key)
+            node = node.parent
+        return tokens
 
     def subtree(self, top: UnifiedTreeNode) -> list[UnifiedTreeNode]:
         """Return ``top`` and its descendants, parents before children, in insertion order."""

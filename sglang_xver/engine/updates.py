@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from sglang_xver.config import XverConfig
+from sglang_xver.engine.audit import AUDIT_KEY_PREFIX
 from sglang_xver.engine.cache import XverRadixCache
+from sglang_xver.engine.census import take_census
+from sglang_xver.engine.journal import Journal
 from sglang_xver.errors import PlanError
-from sglang_xver.layout import KvLayout
 from sglang_xver.plan import EpochRule, Plan, plan_from_wire
 from sglang_xver.report import TreeChange, UpdateReport, explain
 
@@ -36,36 +37,20 @@ class UpdateController:
     asks a service, reads a clock for a decision, or differs between ranks.
     """
 
-    def __init__(
-        self,
-        cache: XverRadixCache,
-        config: XverConfig,
-        layout: KvLayout | None,
-        engine: dict[str, str],
-        initial_stamp: str = "",
-    ) -> None:
-        """Prepare for updates of a scheduler.
-
-        Args:
-            layout: layout of the cache; None when unknown, which evicts at every update.
-            engine: fields of the API's ``Engine``.
-            initial_stamp: file stamps of the served checkpoint, taken after it was loaded.
-        """
+    def __init__(self, cache: XverRadixCache, config: XverConfig, journal: Journal) -> None:
         self.cache = cache
         self.config = config
-        self.layout = layout
-        self.engine = engine
-        self.initial_stamp = initial_stamp
-        self.reports: Counter[str] = Counter()
-        self.failures: Counter[str] = Counter()
-        self.last_report: UpdateReport | None = None
+        self.journal = journal
+        cache.placer.families = config.task_families
+        cache.counts_foreign = config.mode == "observe"
         self._pending: Plan | None = None
         self._settled = 0
 
-    # ---- control stream ----
-
     def accept_control(self, scheduler: Any, key: str) -> bool:
         """Take a control message; False for a malformed plan (the update then evicts)."""
+        if key.startswith(AUDIT_KEY_PREFIX):
+            self.journal.log_audit(key.removeprefix(AUDIT_KEY_PREFIX))
+            return True
         self._pending = None
         if key.startswith(CONDEMN_KEY_PREFIX):
             self.fail_closed(scheduler, key.removeprefix(CONDEMN_KEY_PREFIX))
@@ -73,12 +58,10 @@ class UpdateController:
         try:
             self._pending = plan_from_wire(key)
         except PlanError:
-            self.failures["MALFORMED_PLAN"] += 1
+            self.journal.count_failure("MALFORMED_PLAN")
             logger.exception("xver: plan refused; the next update evicts")
             return False
         return True
-
-    # ---- update ----
 
     def guard(self, original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
         """Run one weight-changing handler so that old KV never survives it unjudged."""
@@ -86,7 +69,7 @@ class UpdateController:
         try:
             output = original(manager, recv_req)
         except Exception:
-            self.failures["UPDATE_RAISED"] += 1
+            self.journal.count_failure("UPDATE_RAISED")
             self.fail_closed(manager.scheduler, "UPDATE_RAISED")
             raise
         finally:
@@ -95,7 +78,7 @@ class UpdateController:
             # The handler returned without passing the flush hook: nothing was loaded, or weights
             # are torn. Which of the two can't be told from here.
             self.fail_closed(manager.scheduler, "UPDATE_FAILED")
-        report = self.last_report if self._settled != settled_before else None
+        report = self.journal.last_report if self._settled != settled_before else None
         if report is not None and hasattr(output, "message"):
             output.message = f"{output.message} {report.to_message()}"
         return output
@@ -117,11 +100,12 @@ class UpdateController:
         try:
             report = self._apply(manager.scheduler, recv_req, plan, fallback)
         except Exception:
-            self.failures["APPLY_RAISED"] += 1
+            self.journal.count_failure("APPLY_RAISED")
             logger.exception("xver: applying the plan failed; evicting everything")
             self.fail_closed(manager.scheduler, "APPLY_RAISED")
         else:
-            self._record(report, apply_ms=(time.perf_counter() - started) * 1000)
+            apply_ms = round((time.perf_counter() - started) * 1000, 3)
+            self._record(replace(report, apply_ms=apply_ms))
         return success, message
 
     def _matching_plan(self, recv_req: Any) -> Plan | None:
@@ -136,9 +120,10 @@ class UpdateController:
     def _apply(
         self, scheduler: Any, recv_req: Any, plan: Plan | None, fallback: EpochRule
     ) -> UpdateReport:
-        current_key = self.cache.tree_core.epochs.current_key
+        core = self.cache.tree_core
+        current_key = core.epochs.current_key
         same_weights = plan is not None and plan.target_key == current_key
-        present = dict.fromkeys([current_key, *self.cache.epochs_present()])
+        present = dict.fromkeys([current_key, *take_census(core).epochs_present])
         straddlers = 0 if same_weights else self._bar_straddlers(scheduler)
         change = self.cache.condemn_all() if plan is None else self.cache.apply_plan(plan)
         flushed = False
@@ -153,7 +138,7 @@ class UpdateController:
             report,
             straddling_requests=straddlers,
             flushed=flushed,
-            target_key=self.cache.tree_core.epochs.current_key,
+            target_key=core.epochs.current_key,
             update_id="" if plan is None else plan.update_id,
         )
 
@@ -200,8 +185,6 @@ class UpdateController:
         self._record(report)
         return result
 
-    # ---- failing closed ----
-
     def fail_closed(self, scheduler: Any, reason: str) -> None:
         """Make nothing old visible, whatever happened; mode observe only takes note."""
         if self.config.mode == "observe":
@@ -216,7 +199,7 @@ class UpdateController:
             straddlers = self._bar_straddlers(scheduler)
             change = self.cache.condemn_all()
         except Exception:
-            self.failures["CONDEMN_RAISED"] += 1
+            self.journal.count_failure("CONDEMN_RAISED")
             logger.exception("xver: eviction failed half-way; the rest is blocked")
             self.cache.tree_core.block_all()
             change = TreeChange(0, 0, self.cache.blocked_tokens())
@@ -224,30 +207,6 @@ class UpdateController:
         key = self.cache.tree_core.epochs.current_key
         self._record(replace(report, straddling_requests=straddlers, target_key=key))
 
-    # ---- reporting ----
-
-    def _record(self, report: UpdateReport, apply_ms: float = 0.0) -> None:
-        report = replace(report, apply_ms=round(apply_ms, 3))
-        self.last_report = report
+    def _record(self, report: UpdateReport) -> None:
         self._settled += 1
-        self.reports[f"{report.action}:{report.reason}"] += 1
-        logger.info("xver update: %s", report.to_dict())
-
-    def status(self) -> dict[str, Any]:
-        """Return the block for ``/server_info``; JSON-ready."""
-        core = self.cache.tree_core
-        return {
-            "mode": self.config.mode,
-            "current_epoch": core.epochs.current_key,
-            "epochs_present": self.cache.epochs_present(),
-            "tokens_by_epoch": self.cache.tokens_by_epoch(),
-            "blocked_tokens": self.cache.blocked_tokens(),
-            "declined_inserts": self.cache.declined_inserts,
-            "healed_nodes": self.cache.healed_nodes,
-            "engine": self.engine,
-            "initial_stamp": self.initial_stamp,
-            "layout": None if self.layout is None else self.layout.to_dict(),
-            "last_update": None if self.last_report is None else self.last_report.to_dict(),
-            "updates": dict(self.reports),
-            "failures": dict(self.failures),
-        }
+        self.journal.record(report)

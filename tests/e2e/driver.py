@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,8 +78,29 @@ class Driver:
         block: dict[str, Any] = info["internal_states"][0]["xver"]
         return block
 
+    def relabel(self, version: str) -> None:
+        """Change the label of the served weights and nothing else."""
+        body = {"new_version": version, "abort_all_requests": False}
+        self.http.post("/update_weight_version", json=body).raise_for_status()
+
     def flush(self) -> None:
         self.http.post("/flush_cache").raise_for_status()
+
+    def try_flush(self) -> bool:
+        """Ask for a flush; False when SGLang refuses it because requests are running."""
+        return self.http.post("/flush_cache").status_code == httpx.codes.OK
+
+    def stream(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """Yield the answer to ``body`` as it grows; closing the iterator hangs up."""
+        with self.http.stream("POST", "/generate", json={**body, "stream": True}) as response:
+            response.raise_for_status()
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    chunk: dict[str, Any] = json.loads(line.removeprefix("data: "))
+                    yield chunk
+
+    def abort(self, request_id: str) -> None:
+        self.http.post("/abort_request", json={"rid": request_id}).raise_for_status()
 
     def reset_to(self, checkpoint: Path) -> None:
         """Serve ``checkpoint`` with an empty cache."""
@@ -89,6 +112,22 @@ class Driver:
 
     def resume(self) -> None:
         self.http.post("/continue_generation", json={}).raise_for_status()
+
+    def load(self, field: str) -> int:
+        """Return one number of ``/v1/loads``, such as ``num_used_tokens``."""
+        loads = self.http.get("/v1/loads").raise_for_status().json()["loads"]
+        return sum(int(load[field]) for load in loads)
+
+    def is_idle(self) -> bool:
+        """Whether no request runs or waits."""
+        return self.load("num_running_reqs") + self.load("num_waiting_reqs") == 0
+
+    def wait_until(self, is_true: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+        """Poll ``is_true``; raises AssertionError that says ``what`` never happened."""
+        deadline = time.monotonic() + timeout_s
+        while not is_true():
+            assert time.monotonic() < deadline, f"waited {timeout_s} s in vain: {what}"
+            time.sleep(0.02)
 
     def wait_for(self, field: str, value: Any, timeout_s: float = 30.0) -> None:
         """Wait until the status shows ``value``; bounded."""

@@ -35,10 +35,10 @@ def _divergence(mean: float) -> evidence.DivergenceSummary:
     )
 
 
-def _stratum(prefix_tokens_max: int, harmful: int) -> evidence.StratumResult:
+def _stratum(family: str, prefix_tokens_max: int, harmful: int) -> evidence.StratumResult:
     return evidence.StratumResult(
-        task_family=FAMILY,
-        task="niah_single@1",
+        task_family=family,
+        task=f"{family}_single@1",
         prefix_tokens_min=1,
         prefix_tokens_max=prefix_tokens_max,
         action=common.ACTION_KEEP,
@@ -61,6 +61,7 @@ def record(
     *,
     prefix_tokens_max: int = 2048,
     harmful: int = 0,
+    family: str = FAMILY,
 ) -> str:
     """Record a run for the server that ``status`` describes and return its id."""
     run = evidence.Run(
@@ -72,7 +73,7 @@ def record(
         sample_plan=evidence.SamplePlan(
             planned_items=200, planned_looks=1, hfr_limit=0.02, confidence_level=0.95
         ),
-        strata=[_stratum(prefix_tokens_max, harmful)],
+        strata=[_stratum(family, prefix_tokens_max, harmful)],
         tool_version="test",
     )
     run.measured_at.GetCurrentTime()

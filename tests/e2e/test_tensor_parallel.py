@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -14,23 +19,54 @@ from tests.e2e.support import Models, server_environment
 
 pytestmark = pytest.mark.e2e
 
+TP_SIZE = 2
 CUT_TOKENS = 256
 
 
+class Ranks(NamedTuple):
+    """A server of two ranks, and the log that both write."""
+
+    driver: Driver
+    log: Path
+
+    def digests(self, name: str) -> list[str]:
+        """Return the digest of each rank's tree."""
+        body = {"server_args": {f"xver_audit:{name}": 1}}
+        assert self.driver.http.post("/set_internal_state", json=body).json() == [True]
+        pattern = re.compile(rf"xver audit {name}: digest (\w+)")
+        self.driver.wait_until(
+            lambda: len(pattern.findall(self.log.read_text())) == TP_SIZE,
+            "every rank tells its digest",
+        )
+        return pattern.findall(self.log.read_text())
+
+
 @pytest.fixture(scope="module")
-def driver(
+def ranks(
     models: Models, service: CompatServiceProcess, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Driver]:
+) -> Iterator[Ranks]:
     log = tmp_path_factory.mktemp("tp2") / "server.log"
     environment = server_environment(service.address) | {
         "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
         "SGLANG_NCCL_SO_PATH": "/nonexistent",
     }
-    server = SglangServer(models.base, log, arguments=("--tp-size", "2"), environment=environment)
+    server = SglangServer(
+        models.base,
+        log,
+        arguments=("--tp-size", str(TP_SIZE)),
+        environment=environment,
+        max_total_tokens=3000,
+    )
     with server, CompatClient(service.address) as client:
         driver = Driver(server.wait_ready().url)
         record(client, driver.status(), models.base, models.good, prefix_tokens_max=CUT_TOKENS)
-        yield driver
+        record(client, driver.status(), models.good, models.base, prefix_tokens_max=CUT_TOKENS)
+        yield Ranks(driver, log)
+
+
+@pytest.fixture
+def driver(ranks: Ranks) -> Driver:
+    return ranks.driver
 
 
 def test_keep_cut_and_evict(driver: Driver, models: Models) -> None:
@@ -57,3 +93,29 @@ def test_layout_counts_every_head_once(driver: Driver) -> None:
     keys_and_values, bytes_per_value = 2, 2
     values = layout["num_kv_heads"] * layout["head_dim"] * layout["num_layers"]
     assert layout["bytes_per_token"] == keys_and_values * bytes_per_value * values
+
+
+def test_trees_are_equal_after_a_random_workload(ranks: Ranks, models: Models) -> None:
+    """Branching prompts, native requests, running requests at the update, a pool under pressure."""
+    driver = ranks.driver
+    driver.reset_to(models.base)
+    rng = random.Random(5)
+    prefixes = [prompt(seed, rng.randrange(200, 500)) for seed in range(4)]
+    digests = []
+
+    def one(number: int) -> int:
+        tokens = rng.choice(prefixes)[: rng.randrange(100, 500)] + prompt(100 + number, 30)
+        extra = {"logprob_start_len": 0} if number % 5 == 0 else {}
+        client = Driver(str(driver.http.base_url))
+        return len(client.generate(tokens, 6, **extra).tokens)
+
+    with ThreadPoolExecutor(3) as pool:
+        for turn in range(8):
+            jobs = [pool.submit(one, 10 * turn + i) for i in range(6)]
+            target = (models.good, models.base, models.bad, models.base)[turn % 4]
+            assert driver.update(target, flush_cache=turn % 3 != 0).success
+            assert [job.result(120) for job in jobs] == [6] * 6
+            digests.append(ranks.digests(f"turn{turn}"))
+    assert all(len(set(pair)) == 1 for pair in digests), digests
+    assert len({pair[0] for pair in digests}) == len(digests), "the trees never changed"
+    assert driver.status()["failures"] == {}

@@ -78,11 +78,12 @@ class TestFamilyLimit:
         assert family_limit(answer(rule(0, None, family="*")), "niah").keep_max_tokens == UNLIMITED
 
 
-def test_strictest_family_decides() -> None:
+def test_the_tree_keeps_what_one_family_may_reuse() -> None:
     both = answer(rule(0, 512), rule(0, 128, family="qa"))
-    decided = rule_from_answer(both, ("niah", "qa"))
-    assert decided.keep_max_tokens == 128
-    assert decided.detail.startswith("qa")
+    decided = rule_from_answer(both, ("qa", "niah"))
+    assert decided.keep_max_tokens == 512
+    assert decided.families == {"qa": 128, "niah": 512}
+    assert decided.detail.startswith("niah")
     assert decided.decision_id == "dec_1"
 
 

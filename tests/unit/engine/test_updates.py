@@ -13,7 +13,8 @@ from sglang.srt.managers.io_struct import (
 )
 
 from sglang_xver.config import XverConfig
-from sglang_xver.engine import scheduler_hooks
+from sglang_xver.engine import scheduler_hooks, updates
+from sglang_xver.engine.journal import Journal, ServerFacts
 from sglang_xver.engine.updates import CONDEMN_KEY_PREFIX, UPDATE_ID_FIELD, UpdateController
 from sglang_xver.lineage import UNLIMITED
 from sglang_xver.plan import EpochRule, Plan
@@ -34,12 +35,9 @@ class World:
 
     def __init__(self, mode: str = "on", page_size: int = 1) -> None:
         self.harness = Harness(page_size)
-        self.controller = UpdateController(
-            self.harness.cache,
-            XverConfig(mode=mode),
-            None,
-            {},
-        )
+        cache = self.harness.cache
+        self.journal = Journal(cache, ServerFacts(mode, None, {}))
+        self.controller = UpdateController(cache, XverConfig(mode=mode), self.journal)
         self.harness.cache.xver_updates = self.controller
         self.flushes = 0
         self.scheduler = SimpleNamespace(
@@ -160,7 +158,7 @@ class TestPlan:
         world.push(KEEP.to_wire())
         assert not world.push("xver_plan:{")
         assert world.update()[1]["reason"] == "NO_PLAN"
-        assert world.controller.failures["MALFORMED_PLAN"] == 1
+        assert world.journal.failures["MALFORMED_PLAN"] == 1
 
     def test_no_plan_evicts_even_without_a_flush(self, world: World) -> None:
         _, report = world.update(flush=False)
@@ -183,7 +181,7 @@ class TestRunningRequests:
         assert cached(world) == 0
         world.harness.finish(running)
         world.harness.check_slots()
-        assert world.controller.status()["blocked_tokens"] == 0
+        assert world.journal.status()["blocked_tokens"] == 0
 
     def test_same_bytes_bar_nobody(self, world: World) -> None:
         running = world.harness.start((*PREFIX, 1, 2))
@@ -215,12 +213,13 @@ class TestFaults:
         assert cached(world) == 0
 
     @pytest.mark.parametrize(
-        "name", ["apply_plan", "_split_node", "_remove_leaf", "_condemn", "epochs_present"]
+        "name", ["apply_plan", "_split_node", "_remove_leaf", "_condemn", "take_census"]
     )
     def test_raising_step_ends_in_eviction(
         self, world: World, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
-        owner = world.harness.core if name == "_split_node" else world.harness.cache
+        owners = {"_split_node": world.harness.core, "take_census": updates}
+        owner = owners.get(name, world.harness.cache)
 
         def fail(*_: Any, **__: Any) -> None:
             raise RuntimeError("injected")
@@ -235,7 +234,7 @@ class TestFaults:
         assert report["action"] == "EVICT"
         assert report["reason"] == "APPLY_RAISED"
         assert cached(world) == 0
-        assert world.controller.failures["APPLY_RAISED"] == 1
+        assert world.journal.failures["APPLY_RAISED"] == 1
 
     def test_failure_after_slots_were_released_never_frees_them_twice(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -260,8 +259,8 @@ class TestFaults:
     def test_condemn_message(self, world: World) -> None:
         assert world.push(CONDEMN_KEY_PREFIX + "CHECKPOINT_CHANGED")
         assert cached(world) == 0
-        assert world.controller.last_report is not None
-        assert world.controller.last_report.reason == "CHECKPOINT_CHANGED"
+        assert world.journal.last_report is not None
+        assert world.journal.last_report.reason == "CHECKPOINT_CHANGED"
 
 
 class TestOtherPaths:
@@ -338,7 +337,7 @@ class TestReport:
         _, report = world.update(update_id="u2")
         assert (report["action"], report["decision_id"]) == ("KEEP", "dec_initial")
         assert (report["kept_tokens"], report["evicted_tokens"]) == (str(len(PREFIX)), "50")
-        last = world.controller.last_report
+        last = world.journal.last_report
         assert last is not None
         assert last.reasons == {"B": "R0", "initial": "R-1"}
 
@@ -377,4 +376,4 @@ class TestModes:
         before = world.harness.epoch
         scheduler_hooks.around_end_session(lambda *_: "out", world.manager, None)
         assert world.harness.epoch != before
-        assert world.controller.reports["OBSERVE:WEIGHTS_WRITTEN_IN_SESSION"] == 1
+        assert world.journal.reports["OBSERVE:WEIGHTS_WRITTEN_IN_SESSION"] == 1

@@ -14,16 +14,17 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from sglang_xver.engine.cache import XverRadixCache
+from sglang_xver.fidelity import HINT_KEY
 from sglang_xver.plan import EpochRule, Plan
 
-MAX_CONTEXT = 512
+MAX_CONTEXT = 640
 MAX_REQUESTS = 64
 
 
@@ -36,15 +37,19 @@ class SlotContent:
     own: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
-    """A request of the harness; ``row`` are its KV slots in token order."""
+    """A request of the harness.
+
+    ``tokens`` are those with KV, ``prompt`` all that prefill has to compute, and ``row`` the KV
+    slots in token order, up to the end of the last page.
+    """
 
     tokens: tuple[int, ...]
+    prompt: tuple[int, ...]
     req: Any
     matched: int
     row: list[int] = field(default_factory=list)
-    barred: bool = False
 
 
 def plan(target: str, **limits: int) -> Plan:
@@ -60,9 +65,19 @@ def plan(target: str, **limits: int) -> Plan:
 
 
 class Harness:
-    """One cache of ``size`` slots with pages of ``page_size`` tokens."""
+    """One cache of ``size`` slots with pages of ``page_size`` tokens.
 
-    def __init__(self, page_size: int = 1, size: int = 2048) -> None:
+    ``families`` are the task families that the deployment declares, ``params`` further fields of
+    SGLang's ``CacheInitParams``.
+    """
+
+    def __init__(
+        self,
+        page_size: int = 1,
+        size: int = 2048,
+        families: tuple[str, ...] = (),
+        **params: Any,
+    ) -> None:
         self.page_size = page_size
         self.size = size
         pool = MHATokenToKVPool(
@@ -90,8 +105,10 @@ class Harness:
                 token_to_kv_pool_allocator=self.allocator,
                 page_size=page_size,
                 tree_components=(ComponentType.FULL,),
+                **params,
             )
         )
+        self.cache.placer.families = families
         self.content: dict[int, SlotContent] = {}
         self.free_rows = list(range(MAX_REQUESTS))
         self.running: list[Request] = []
@@ -104,70 +121,117 @@ class Harness:
     def epoch(self) -> str:
         return str(self.core.epochs.current_key)
 
-    def _key(self, tokens: tuple[int, ...], limit: int | None = None) -> RadixKey:
-        return RadixKey(array("q", tokens), limit=limit)
+    def request(
+        self,
+        tokens: tuple[int, ...],
+        extra_key: str | None = None,
+        hint: Any = None,
+        priority: int = 0,
+    ) -> Any:
+        """Return SGLang's view of a request that holds no KV yet.
 
-    def start(self, tokens: tuple[int, ...], max_match: int | None = None) -> Request:
-        """Admit a request: match (at most ``max_match`` tokens), lock, allocate, compute."""
-        limit = len(tokens) - 1 if max_match is None else max_match
-        result = self.cache.match_prefix(MatchPrefixParams(key=self._key(tokens, limit)))
-        matched = int(result.device_prefix_len)
-        node = result.last_device_node
-        slots = self.cache.path_device_indices(node).tolist()[:matched]
+        ``hint`` is what the client put under ``custom_params["xver"]``.
+        """
+        params = None if hint is None else {HINT_KEY: hint}
         req = SimpleNamespace(
             rid=str(id(tokens)),
             kv=SimpleNamespace(
-                req_pool_idx=self.free_rows.pop(),
-                cache_protected_len=matched,
+                req_pool_idx=None,
+                cache_protected_len=0,
                 cache_inserted_len=0,
-                holds_kv=True,
+                holds_kv=False,
             ),
-            full_untruncated_fill_ids=array("q", tokens),
+            full_untruncated_fill_ids=array("q"),
             origin_input_ids=array("q", tokens),
-            priority=0,
+            sampling_params=SimpleNamespace(custom_params=params),
+            priority=priority,
+            session=None,
             session_id=None,
             kv_rotation_base=None,
-            extra_key=None,
+            extra_key=extra_key,
             cache_salt=None,
-            last_node=node,
-            lock=self.cache.lock(node),
+            last_node=None,
+            lock=None,
             is_finished=False,
             skip_radix_cache_insert=False,
+            _cache_breakdown_computed=False,
         )
         req.finished = lambda: req.is_finished
-        request = Request(tokens, req, matched, list(slots))
+        return req
+
+    def match(self, req: Any, limit: int | None = None) -> Any:
+        """Return SGLang's match of at most ``limit`` tokens for a request without KV."""
+        key = RadixKey(req.origin_input_ids, req.extra_key, limit=limit)
+        return self.cache.match_prefix(MatchPrefixParams(key=key, req=req))
+
+    def matched_slots(self, result: Any) -> list[int]:
+        """Return the slots that a match found, in token order."""
+        slots = self.cache.path_device_indices(result.last_device_node).tolist()
+        return list(slots[: int(result.device_prefix_len)])
+
+    def start(
+        self,
+        tokens: tuple[int, ...],
+        max_match: int | None = None,
+        *,
+        chunk: int | None = None,
+        again: Any = None,
+        **options: Any,
+    ) -> Request:
+        """Admit a request: match at most ``max_match`` tokens, lock, allocate, compute.
+
+        ``chunk`` is how many tokens the first prefill computes at most; None computes all.
+        ``again`` is the view of a request that waited or was retracted; without it ``options``
+        are those of :meth:`request`.
+        """
+        req = self.request(tokens, **options) if again is None else again
+        req.origin_input_ids = array("q", tokens)
+        result = self.match(req, len(tokens) - 1 if max_match is None else max_match)
+        matched = int(result.device_prefix_len)
+        req.last_node = result.last_device_node
+        req.lock = self.cache.lock(req.last_node)
+        req.kv.req_pool_idx = self.free_rows.pop()
+        req.kv.cache_protected_len = matched
+        req.kv.cache_inserted_len = 0
+        req.kv.holds_kv = True
+        req._cache_breakdown_computed = True
+        req.full_untruncated_fill_ids = array("q", tokens[:matched])
+        request = Request(tokens[:matched], tokens, req, matched, self.matched_slots(result))
         self.running.append(request)
-        self._compute(request)
+        end = len(tokens) if chunk is None else min(len(tokens), matched + chunk)
+        self.extend(request, tokens[matched:end])
         return request
 
-    def _allocate(self, start: int, end: int, last_slot: int) -> list[int]:
-        needed = end - start
-        shortage = needed + self.page_size - self.allocator.available_size()
+    def _allocate(self, needed: int) -> list[int]:
+        """Return slots for ``needed`` tokens in whole pages; evicts what they lack."""
+        pages = -(-needed // self.page_size)
+        shortage = pages * self.page_size - self.allocator.available_size()
         if shortage > 0:
-            from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-
             self.cache.evict(EvictParams(num_tokens=shortage))
-        if self.page_size == 1:
-            slots = self.allocator.alloc(needed)
-        else:
-            # Whole pages, as a prefill that starts on a page boundary gets them.
-            assert start % self.page_size == 0
-            pages = -(-needed // self.page_size)
-            slots = self.allocator.alloc(pages * self.page_size)
+        slots = self.allocator.alloc(pages * self.page_size)
         assert slots is not None, "pool exhausted"
-        return [int(slot) for slot in slots][: needed if self.page_size == 1 else None]
+        allocated: list[int] = slots.tolist()
+        return allocated
 
-    def _compute(self, request: Request) -> None:
-        start, end = request.matched, len(request.tokens)
-        fresh = self._allocate(start, end, request.row[-1] if request.row else -1)
-        lineage = frozenset[str]().union(*(self.content[s].epochs for s in request.row))
-        for offset, slot in enumerate(fresh[: end - start]):
-            path = request.tokens[: start + offset + 1]
-            self.content[slot] = SlotContent(path, lineage | {self.epoch}, self.epoch)
-        request.row += fresh
-        index = request.req.kv.req_pool_idx
+    def extend(self, request: Request, more: tuple[int, ...]) -> None:
+        """Compute ``more`` tokens: the next chunk of the prompt, or decoded ones."""
+        start = len(request.tokens)
+        request.tokens += more
+        request.req.full_untruncated_fill_ids.extend(more)
+        missing = len(request.tokens) - len(request.row)
+        if missing > 0:
+            request.row += self._allocate(missing)
+        self._record(request, start)
         row = torch.tensor(request.row, dtype=torch.int32)
-        self.rows.req_to_token[index, : len(row)] = row
+        self.rows.req_to_token[request.req.kv.req_pool_idx, : len(row)] = row
+
+    def _record(self, request: Request, start: int) -> None:
+        """Note what has been computed into the row from token ``start`` on."""
+        before = (self.content[slot].epochs for slot in request.row[:start])
+        epochs = frozenset[str]().union({self.epoch}, *before)
+        for position in range(start, len(request.tokens)):
+            path = request.tokens[: position + 1]
+            self.content[request.row[position]] = SlotContent(path, epochs, self.epoch)
 
     def publish(self, request: Request, finished: bool = False) -> None:
         """Hand the request's KV to the tree, as a checkpoint or as the final insert."""
@@ -176,41 +240,46 @@ class Harness:
         request.req.is_finished = finished
         self.cache.checkpoint_into_tree(request.req, up_to=len(request.tokens))
         index = request.req.kv.req_pool_idx
-        length = len(request.row)
-        request.row = self.rows.req_to_token[index, :length].tolist()
+        request.row = self.rows.req_to_token[index, : len(request.row)].tolist()
+
+    def owned_from(self, request: Request) -> int:
+        """Return the position in the row from which the slots are the request's own."""
+        protected = request.req.kv.cache_protected_len
+        return -(-protected // self.page_size) * self.page_size
 
     def finish(self, request: Request, publish: bool = True) -> None:
         """Release the request, publishing its KV first unless it is barred or aborted."""
         if publish:
             self.publish(request, finished=True)
-        protected = request.req.kv.cache_protected_len
-        start = -(-protected // self.page_size) * self.page_size
-        tail = request.row[protected:] if self.page_size == 1 else request.row[start:]
+        tail = request.row[self.owned_from(request) :]
         if tail:
-            self.allocator.free(torch.tensor(sorted(tail), dtype=torch.int64))
+            self.allocator.free(torch.tensor(tail, dtype=torch.int64))
         self.cache.unlock(request.req.lock)
         self.free_rows.append(request.req.kv.req_pool_idx)
+        request.req.kv.holds_kv = False
         self.running.remove(request)
 
-    def run(self, tokens: tuple[int, ...], max_match: int | None = None) -> Request:
+    def run(self, tokens: tuple[int, ...], max_match: int | None = None, **options: Any) -> Request:
         """Run a request from start to end and return it."""
-        request = self.start(tokens, max_match)
+        request = self.start(tokens, max_match, **options)
         self.finish(request)
         return request
+
+    def bar_straddlers(self) -> None:
+        """Keep the KV of everything that runs out of the tree, as a weight update does."""
+        for request in self.running:
+            request.req.skip_radix_cache_insert = True
 
     def update(self, update: Plan) -> Any:
         """Apply ``update`` as a scheduler does: straddlers are barred, then the plan applies."""
         if update.target_key != self.epoch:
-            for request in self.running:
-                request.req.skip_radix_cache_insert = True
+            self.bar_straddlers()
         return self.cache.apply_plan(update)
 
-    def reads(self, tokens: tuple[int, ...]) -> list[SlotContent]:
+    def reads(self, tokens: tuple[int, ...], **options: Any) -> list[SlotContent]:
         """Return what a new request for ``tokens`` would read from the cache."""
-        key = self._key(tokens)
-        result = self.cache.match_prefix(MatchPrefixParams(key=key))
-        slots = self.cache.path_device_indices(result.last_device_node).tolist()
-        return [self.content[slot] for slot in slots[: int(result.device_prefix_len)]]
+        result = self.match(self.request(tokens, **options))
+        return [self.content[slot] for slot in self.matched_slots(result)]
 
     def check_slots(self) -> None:
         """Assert that no slot is leaked or owned twice."""
@@ -220,10 +289,7 @@ class Harness:
             for slot in node.component_data[ComponentType.FULL].value
         ]
         assert len(tree) == len(set(tree)), "a slot is in the tree twice"
-        own: list[int] = []
-        for request in self.running:
-            protected = request.req.kv.cache_protected_len
-            own += request.row[protected:]
+        own = [s for request in self.running for s in request.row[self.owned_from(request) :]]
         assert len(own) == len(set(own)), "two requests own a slot"
         assert not set(own) & set(tree), "a request owns a slot of the tree"
         total = self.allocator.available_size() + len(tree) + len(own)
