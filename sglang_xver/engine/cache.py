@@ -39,6 +39,8 @@ class XverRadixCache(UnifiedRadixCache):
         self.placer = RequestPlacer()
         self.counts_foreign = False
         """Whether old KV is looked for though no plan kept any, as mode observe must."""
+        self.is_suspended = False
+        """Whether nothing is matched and nothing inserted: the weights are being written."""
         self.declined_inserts = 0
         self.healed_nodes = 0
         super().__init__(params)
@@ -54,6 +56,8 @@ class XverRadixCache(UnifiedRadixCache):
         Sets ``req.xver_kept_old_tokens``: matched tokens whose path is not purely the current
         weights' own.
         """
+        if self.is_suspended:
+            return self.tree_core.empty_match_result
         result = super().match_prefix(self.placer.place(params))
         req = params.req
         # SGLang counts a request's cached tokens once, when its first prefill is scheduled.
@@ -73,20 +77,25 @@ class XverRadixCache(UnifiedRadixCache):
         insert is declined: the request stays on its own pages, which are freed when it finishes.
         """
         core = self.tree_core
+        if self.is_suspended:
+            return self._decline()
         if self.disable or not (core.has_foreign or core.blocked):
             return super().insert(params)
         stale = core.foreign_overlap(params)
         while stale is not None:
             if not self._remove_if_free(stale):
-                self.declined_inserts += 1
-                return InsertResult(
-                    prefix_len=0,
-                    last_device_node=core.root_node.id,
-                    rotation_tail_declined=True,
-                    mamba_exist=True,
-                )
+                return self._decline()
             stale = core.foreign_overlap(params)
         return super().insert(params)
+
+    def _decline(self) -> InsertResult:
+        self.declined_inserts += 1
+        return InsertResult(
+            prefix_len=0,
+            last_device_node=self.tree_core.root_node.id,
+            rotation_tail_declined=True,
+            mamba_exist=True,
+        )
 
     def dec_lock_ref(self, *args: Any, **kwargs: Any) -> DecLockRefResult:
         """Release a lock, then remove condemned nodes that nobody holds any more."""

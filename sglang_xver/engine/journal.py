@@ -116,6 +116,7 @@ class Journal:
             "current_epoch": cache.tree_core.epochs.current_key,
             **asdict(take_census(cache.tree_core)),
             "ages_updates": self.ages,
+            "is_suspended": cache.is_suspended,
             "restricted_classes": sorted(cache.placer.restricted_classes),
             "declined_inserts": cache.declined_inserts,
             "healed_nodes": cache.healed_nodes,

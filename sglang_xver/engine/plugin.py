@@ -161,6 +161,7 @@ def _register_hooks() -> None:
         f"{MANAGER}.update_weights_from_ipc": scheduler_hooks.around_update,
         f"{MANAGER}.update_weights_from_tensor": scheduler_hooks.around_bucket,
         f"{MANAGER}.update_weights_from_distributed": scheduler_hooks.around_bucket,
+        f"{MANAGER}.begin_weight_update": scheduler_hooks.around_begin_session,
         f"{MANAGER}.end_weight_update": scheduler_hooks.around_end_session,
         f"{MANAGER}.resume_memory_occupation": scheduler_hooks.around_resume_memory,
         f"{MANAGER}.check_weights": scheduler_hooks.around_check_weights,

@@ -35,6 +35,14 @@ def around_update(original: Callable[..., Any], manager: Any, recv_req: Any) -> 
     return controller.guard(original, manager, recv_req)
 
 
+def around_begin_session(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
+    """AROUND ``begin_weight_update``: from here on the weights are torn until the end."""
+    controller = _active(manager.scheduler)
+    if controller is None or manager._session is not None:
+        return original(manager, recv_req)
+    return controller.open_session(original, manager, recv_req)
+
+
 def around_bucket(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
     """AROUND ``update_weights_from_tensor`` and ``..._distributed``: one bucket of a session."""
     controller = _active(manager.scheduler)
@@ -58,11 +66,9 @@ def around_flush(
 def around_end_session(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
     """AROUND ``end_weight_update``: writes by RDMA are visible to nobody, so nothing old stays."""
     controller = _active(manager.scheduler)
-    had_session = manager._session is not None
-    output = original(manager, recv_req)
-    if controller is not None and had_session:
-        controller.fail_closed(manager.scheduler, "WEIGHTS_WRITTEN_IN_SESSION")
-    return output
+    if controller is None or manager._session is None:
+        return original(manager, recv_req)
+    return controller.close_session(original, manager, recv_req)
 
 
 def around_resume_memory(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:

@@ -64,21 +64,48 @@ class UpdateController:
         return True
 
     def guard(self, original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
-        """Run one weight-changing handler so that old KV never survives it unjudged."""
+        """Run one weight-changing handler so that old KV never survives it unjudged.
+
+        Inside a session nothing is cached, and its end decides for all buckets at once.
+        """
         settled_before = self._settled
         try:
             output = original(manager, recv_req)
         except Exception:
             self.journal.count_failure("UPDATE_RAISED")
-            self.fail_closed(manager.scheduler, "UPDATE_RAISED")
+            if not self.cache.is_suspended:
+                self.fail_closed(manager.scheduler, "UPDATE_RAISED")
             raise
         finally:
             self._pending = None
-        if self._settled == settled_before:
+        if self._settled == settled_before and not self.cache.is_suspended:
             # The handler returned without passing the flush hook: nothing was loaded, or weights
             # are torn. Which of the two can't be told from here.
             self.fail_closed(manager.scheduler, "UPDATE_FAILED")
-        report = self.journal.last_report if self._settled != settled_before else None
+        return output if self._settled == settled_before else self._with_report(output)
+
+    def open_session(self, original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
+        """Evict and suspend the cache before weights are written bucket by bucket."""
+        self.fail_closed(manager.scheduler, "WEIGHT_SESSION_OPENED")
+        self.cache.is_suspended = self.config.mode == "on"
+        try:
+            return original(manager, recv_req)
+        finally:
+            if manager._session is None:
+                # No session, so no end that would resume. What was evicted is a loss of time only.
+                self.cache.is_suspended = False
+
+    def close_session(self, original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
+        """Resume after the last bucket; what was computed meanwhile is published nowhere."""
+        output = original(manager, recv_req)
+        if manager._session is None:
+            self.fail_closed(manager.scheduler, "WEIGHTS_WRITTEN_IN_SESSION")
+            self.cache.is_suspended = False
+            output = self._with_report(output)
+        return output
+
+    def _with_report(self, output: Any) -> Any:
+        report = self.journal.last_report
         if report is not None and hasattr(output, "message"):
             output.message = f"{output.message} {report.to_message()}"
         return output
@@ -93,6 +120,8 @@ class UpdateController:
     ) -> tuple[bool, str]:
         """Stand in for SGLang's flush after a weight update."""
         plan = self._matching_plan(recv_req) if success else None
+        if self.cache.is_suspended:
+            return success, message
         if self.config.mode != "on":
             return self._observe(original, manager, recv_req, success, message, plan)
         fallback = _NO_PLAN if success else _without_plan("UPDATE_FAILED")

@@ -30,6 +30,9 @@ KEEP = Plan(
 )
 
 
+BUCKET = SimpleNamespace(flush_cache=True, torch_empty_cache=False)
+
+
 class World:
     """A scheduler around the harness's cache, reduced to what the hooks touch."""
 
@@ -50,6 +53,25 @@ class World:
             flush_cache=self._flush,
         )
         self.manager = SimpleNamespace(scheduler=self.scheduler, _session=object())
+
+    def begin_session(self) -> Any:
+        def original(manager: Any, request: Any) -> str:
+            manager._session = object()
+            return "begun"
+
+        return scheduler_hooks.around_begin_session(original, self.manager, None)
+
+    def bucket(self, manager: Any, request: Any) -> str:
+        """SGLang's part of one bucket."""
+        success, _ = scheduler_hooks.around_flush(None, manager, request, True, "ok")
+        return "bucket" if success else "failed"
+
+    def end_session(self) -> Any:
+        def original(manager: Any, request: Any) -> Any:
+            manager._session = None
+            return SimpleNamespace(message="ended")
+
+        return scheduler_hooks.around_end_session(original, self.manager, None)
 
     def _flush(self, empty_cache: bool = True) -> bool:
         del empty_cache
@@ -264,9 +286,50 @@ class TestFaults:
 
 
 class TestOtherPaths:
-    def test_session_end_evicts(self, world: World) -> None:
-        scheduler_hooks.around_end_session(lambda *_: "out", world.manager, None)
+    def test_session_is_decided_at_its_begin_and_finalised_at_its_end(self, world: World) -> None:
+        world.manager._session = None
+        world.begin_session()
         assert cached(world) == 0
+        for _ in range(3):
+            assert scheduler_hooks.around_bucket(world.bucket, world.manager, BUCKET) == "bucket"
+            world.harness.run(PREFIX)
+            assert cached(world) == 0
+        output = world.end_session()
+        assert parse_message(output.message)["reason"] == "WEIGHTS_WRITTEN_IN_SESSION"
+        assert world.journal.reports == {
+            "EVICT:WEIGHT_SESSION_OPENED": 1,
+            "EMPTY:WEIGHTS_WRITTEN_IN_SESSION": 1,
+        }
+        assert cached(world) == 0
+        world.harness.run(PREFIX)
+        assert cached(world) == len(PREFIX)
+        world.harness.check_slots()
+
+    def test_session_that_is_open_stays_suspended_over_a_flush(self, world: World) -> None:
+        world.manager._session = None
+        world.begin_session()
+        world.harness.cache.reset()
+        world.harness.allocator.clear()
+        world.harness.run(PREFIX)
+        assert cached(world) == 0
+        assert world.journal.status()["is_suspended"]
+
+    @pytest.mark.parametrize("raises", [False, True])
+    def test_session_that_never_opened_suspends_nothing(self, world: World, raises: bool) -> None:
+        world.manager._session = None
+
+        def refuse(*_: Any) -> str:
+            if raises:
+                raise RuntimeError("no session")
+            return "refused"
+
+        if raises:
+            with pytest.raises(RuntimeError, match="no session"):
+                scheduler_hooks.around_begin_session(refuse, world.manager, None)
+        else:
+            scheduler_hooks.around_begin_session(refuse, world.manager, None)
+        world.harness.run(PREFIX)
+        assert cached(world) == len(PREFIX)
 
     def test_end_without_a_session_changes_nothing(self, world: World) -> None:
         world.manager._session = None
@@ -374,6 +437,6 @@ class TestModes:
         world.update(update_id=None)
         assert world.harness.epoch.startswith("unknown")
         before = world.harness.epoch
-        scheduler_hooks.around_end_session(lambda *_: "out", world.manager, None)
+        world.end_session()
         assert world.harness.epoch != before
         assert world.journal.reports["OBSERVE:WEIGHTS_WRITTEN_IN_SESSION"] == 1
