@@ -85,6 +85,22 @@ test-e2e: ## Tests on a real SGLang server
 test-unit test-contract test-service test-e2e: install
 	$(PY) -m pytest tests/$(@:test-%=%) $(PYTEST_ARGS)
 
+.PHONY: fuzz
+fuzz: install ## Random walks through the cache for MINUTES (30)
+	$(PY) -m tests.fuzz --minutes $(or $(MINUTES),30)
+
+.PHONY: soak
+soak: install ## Checked workload on a real server for MINUTES (10)
+	$(PY) -m tests.soak --minutes $(or $(MINUTES),10)
+
+.PHONY: mutants
+mutants: install ## Break each safety rule in a copy; the tests must notice
+	$(PY) -m tests.mutants
+
+.PHONY: bench-tree
+bench-tree: install ## Cost per request and per update beside SGLang's own trees
+	$(PY) -m examples.bench.tree
+
 .PHONY: lint
 lint: install ## Style, types, layers, API
 	$(VENV)/bin/ruff check .

@@ -107,7 +107,11 @@ class XverTreeCore(UnifiedTreeCore):
     # ---- visibility ----
 
     def block_all(self) -> None:
-        """Make every node invisible at once; the last resort where nothing else can be trusted."""
+        """Make every node invisible at once; the last resort where nothing else can be trusted.
+
+        The weights are unknown from here on, as after every eviction without a plan.
+        """
+        self.epochs.advance_unknown()
         self.blocked = {
             node_id: node
             for node_id, node in self._node_arena.items()

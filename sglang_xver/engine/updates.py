@@ -13,6 +13,7 @@ from sglang_xver.engine.audit import AUDIT_KEY_PREFIX
 from sglang_xver.engine.cache import XverRadixCache
 from sglang_xver.engine.census import take_census
 from sglang_xver.engine.journal import Journal
+from sglang_xver.engine.ranks import Outcome, worst_outcome
 from sglang_xver.errors import PlanError
 from sglang_xver.plan import EpochRule, Plan, plan_from_wire
 from sglang_xver.report import TreeChange, UpdateReport, explain
@@ -45,6 +46,10 @@ class UpdateController:
         cache.counts_foreign = config.mode == "observe"
         self._pending: Plan | None = None
         self._settled = 0
+        self._outcome = Outcome.APPLIED
+        self._in_session = False
+        # Set while nobody can tell what is visible: the cache is suspended then.
+        self._in_doubt = False
 
     def accept_control(self, scheduler: Any, key: str) -> bool:
         """Take a control message; False for a malformed plan (the update then evicts)."""
@@ -69,45 +74,76 @@ class UpdateController:
         Inside a session nothing is cached, and its end decides for all buckets at once.
         """
         settled_before = self._settled
+        self._outcome = Outcome.APPLIED
         try:
             output = original(manager, recv_req)
+            if not output.success:
+                self._outcome = Outcome.LOAD_FAILED
         except Exception:
+            self._outcome = Outcome.LOAD_FAILED
             self.journal.count_failure("UPDATE_RAISED")
-            if not self.cache.is_suspended:
+            if not self._in_session:
                 self.fail_closed(manager.scheduler, "UPDATE_RAISED")
+                self._agree(manager)
             raise
         finally:
             self._pending = None
-        if self._settled == settled_before and not self.cache.is_suspended:
+        if self._in_session:
+            return output
+        if self._settled == settled_before:
             # The handler returned without passing the flush hook: nothing was loaded, or weights
             # are torn. Which of the two can't be told from here.
             self.fail_closed(manager.scheduler, "UPDATE_FAILED")
-        return output if self._settled == settled_before else self._with_report(output)
+        if self._agree(manager) == Outcome.LOAD_FAILED:
+            output.success = False
+        return self._with_report(output)
+
+    def _agree(self, manager: Any) -> Outcome:
+        """Evict here too if another rank had to: trees that differ would end in a deadlock."""
+        if self.config.mode != "on":
+            return self._outcome
+        try:
+            worst = worst_outcome(self._outcome, getattr(manager, "tp_cpu_group", None))
+        except Exception:
+            self.journal.count_failure("VOTE_RAISED")
+            logger.exception("xver: the ranks could not agree; evicting everything")
+            worst = Outcome.PLAN_FAILED
+        if self._outcome == Outcome.APPLIED and worst != Outcome.APPLIED:
+            self.fail_closed(manager.scheduler, "OTHER_RANK_FAILED")
+        return worst
 
     def open_session(self, original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
         """Evict and suspend the cache before weights are written bucket by bucket."""
+        self._in_session = self.config.mode == "on"
         self.fail_closed(manager.scheduler, "WEIGHT_SESSION_OPENED")
-        self.cache.is_suspended = self.config.mode == "on"
         try:
             return original(manager, recv_req)
         finally:
             if manager._session is None:
                 # No session, so no end that would resume. What was evicted is a loss of time only.
-                self.cache.is_suspended = False
+                self._end_suspension()
 
     def close_session(self, original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
         """Resume after the last bucket; what was computed meanwhile is published nowhere."""
         output = original(manager, recv_req)
         if manager._session is None:
             self.fail_closed(manager.scheduler, "WEIGHTS_WRITTEN_IN_SESSION")
-            self.cache.is_suspended = False
+            self._end_suspension()
             output = self._with_report(output)
         return output
 
+    def _end_suspension(self) -> None:
+        self._in_session = False
+        self.cache.is_suspended = self._in_doubt
+
     def _with_report(self, output: Any) -> Any:
-        report = self.journal.last_report
-        if report is not None and hasattr(output, "message"):
-            output.message = f"{output.message} {report.to_message()}"
+        try:
+            report = self.journal.last_report
+            if report is not None and hasattr(output, "message"):
+                output.message = f"{output.message} {report.to_message()}"
+        except Exception:
+            self.journal.count_failure("REPORT_RAISED")
+            logger.exception("xver: the reply has no report")
         return output
 
     def settle(
@@ -119,20 +155,22 @@ class UpdateController:
         message: str,
     ) -> tuple[bool, str]:
         """Stand in for SGLang's flush after a weight update."""
-        plan = self._matching_plan(recv_req) if success else None
-        if self.cache.is_suspended:
+        if self._in_session:
             return success, message
         if self.config.mode != "on":
-            return self._observe(original, manager, recv_req, success, message, plan)
-        fallback = _NO_PLAN if success else _without_plan("UPDATE_FAILED")
+            return self._observe(original, manager, recv_req, success, message)
         started = time.perf_counter()
         try:
+            plan = self._matching_plan(recv_req) if success else None
+            fallback = _NO_PLAN if success else _without_plan("UPDATE_FAILED")
             report = self._apply(manager.scheduler, recv_req, plan, fallback)
         except Exception:
             self.journal.count_failure("APPLY_RAISED")
             logger.exception("xver: applying the plan failed; evicting everything")
+            self._outcome = Outcome.PLAN_FAILED
             self.fail_closed(manager.scheduler, "APPLY_RAISED")
         else:
+            self._in_doubt = self.cache.is_suspended = False
             apply_ms = round((time.perf_counter() - started) * 1000, 3)
             self._record(replace(report, apply_ms=apply_ms))
         return success, message
@@ -193,49 +231,78 @@ class UpdateController:
         recv_req: Any,
         success: bool,
         message: str,
-        plan: Plan | None,
     ) -> tuple[bool, str]:
-        epochs = self.cache.tree_core.epochs
-        rule = _NO_PLAN if plan is None else plan.rules.get(epochs.current_key, _NO_PLAN)
         result: tuple[bool, str] = original(manager, recv_req, success, message)
-        # The epoch follows the weights, which were loaded whatever became of the flush.
-        if plan is None:
-            epochs.advance_unknown()
-        else:
-            epochs.advance(plan.target_key)
-        report = UpdateReport(
-            action="OBSERVE",
-            reason=rule.reason,
-            decision_id=rule.decision_id,
-            flushed=bool(recv_req.flush_cache and result[0]),
-            target_key=epochs.current_key,
-            update_id="" if plan is None else plan.update_id,
+        epochs = self.cache.tree_core.epochs
+        rule = _NO_PLAN
+        try:
+            plan = self._matching_plan(recv_req) if success else None
+            # The epoch follows the weights, which were loaded whatever became of the flush.
+            if plan is None:
+                epochs.advance_unknown()
+            else:
+                rule = plan.rules.get(epochs.current_key, _NO_PLAN)
+                epochs.advance(plan.target_key)
+        except Exception:
+            self.journal.count_failure("OBSERVE_RAISED")
+            logger.exception("xver: an update was not observed")
+        self._record(
+            UpdateReport(
+                action="OBSERVE",
+                reason=rule.reason,
+                decision_id=rule.decision_id,
+                flushed=bool(recv_req.flush_cache and result[0]),
+                target_key=epochs.current_key,
+            )
         )
-        self._record(report)
         return result
 
     def fail_closed(self, scheduler: Any, reason: str) -> None:
-        """Make nothing old visible, whatever happened; mode observe only takes note."""
-        if self.config.mode == "observe":
-            self.cache.tree_core.epochs.advance_unknown()
-            self._record(UpdateReport(action="OBSERVE", reason=reason))
+        """Make nothing old visible, whatever happened; mode observe only takes note.
+
+        Never raises. Where even hiding the tree fails, the cache is suspended until an update
+        succeeds.
+        """
+        self._settled += 1
+        if self.config.mode == "off":
             return
-        if self.config.mode != "on":
-            return
-        logger.warning("xver: evicting everything (%s)", reason)
-        straddlers = 0
+        self._in_doubt = self.cache.is_suspended = self.config.mode == "on"
         try:
-            straddlers = self._bar_straddlers(scheduler)
+            report = self._evict_all(scheduler, reason)
+            self._in_doubt, self.cache.is_suspended = False, self._in_session
+        except Exception:
+            self.journal.count_failure("FAIL_CLOSED_RAISED")
+            logger.exception("xver: eviction failed; the cache is suspended until the next update")
+            report = UpdateReport(action="EVICT", reason=reason)
+        self._record(report)
+
+    def _evict_all(self, scheduler: Any, reason: str) -> UpdateReport:
+        core = self.cache.tree_core
+        if self.config.mode == "observe":
+            core.epochs.advance_unknown()
+            return UpdateReport(action="OBSERVE", reason=reason)
+        logger.warning("xver: evicting everything (%s)", reason)
+        straddlers = self._bar_straddlers(scheduler)
+        try:
             change = self.cache.condemn_all()
         except Exception:
             self.journal.count_failure("CONDEMN_RAISED")
             logger.exception("xver: eviction failed half-way; the rest is blocked")
-            self.cache.tree_core.block_all()
+            core.block_all()
             change = TreeChange(0, 0, self.cache.blocked_tokens())
-        report = explain(change, {"": _without_plan(reason)}, same_weights=False)
-        key = self.cache.tree_core.epochs.current_key
-        self._record(replace(report, straddling_requests=straddlers, target_key=key))
+        return UpdateReport(
+            action="EVICT" if change.evicted_tokens or change.blocked_tokens else "EMPTY",
+            reason=reason,
+            evicted_tokens=change.evicted_tokens,
+            blocked_tokens=change.blocked_tokens,
+            straddling_requests=straddlers,
+            target_key=core.epochs.current_key,
+        )
 
     def _record(self, report: UpdateReport) -> None:
         self._settled += 1
-        self.journal.record(report)
+        try:
+            self.journal.record(report)
+        except Exception:
+            self.journal.count_failure("REPORT_RAISED")
+            logger.exception("xver: an update was not recorded")

@@ -61,10 +61,10 @@ class World:
 
         return scheduler_hooks.around_begin_session(original, self.manager, None)
 
-    def bucket(self, manager: Any, request: Any) -> str:
+    def bucket(self, manager: Any, request: Any) -> Any:
         """SGLang's part of one bucket."""
         success, _ = scheduler_hooks.around_flush(None, manager, request, True, "ok")
-        return "bucket" if success else "failed"
+        return SimpleNamespace(success=success, message="bucket")
 
     def end_session(self) -> Any:
         def original(manager: Any, request: Any) -> Any:
@@ -291,7 +291,10 @@ class TestOtherPaths:
         world.begin_session()
         assert cached(world) == 0
         for _ in range(3):
-            assert scheduler_hooks.around_bucket(world.bucket, world.manager, BUCKET) == "bucket"
+            assert (
+                scheduler_hooks.around_bucket(world.bucket, world.manager, BUCKET).message
+                == "bucket"
+            )
             world.harness.run(PREFIX)
             assert cached(world) == 0
         output = world.end_session()
