@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from sglang_xver import __version__
+from sglang_xver.doctor import DoctorRequest, Finding, diagnose
 from sglang_xver.errors import XverError
 from sglang_xver.identity import inspect_checkpoint
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 _WHOLE = 2**62
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skipped": "dim"}
+
+
+class Format(StrEnum):
+    """How a result is printed."""
+
+    HUMAN = "human"
+    JSON = "json"
 
 
 def _print_version(value: bool) -> None:
@@ -32,7 +46,7 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Identify checkpoints the way the plugin does."""
+    """Identify checkpoints and check an installation the way the plugin does."""
 
 
 @app.command()
@@ -58,6 +72,55 @@ def fingerprint(
             indent=2,
         )
     )
+
+
+@app.command()
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file; SGLANG_XVER_CONFIG without it.")
+    ] = None,
+    service: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Service; the configured one without it."),
+    ] = None,
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(help="Checkpoint to look at; the others must fit the first. Repeatable."),
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Running SGLang server to look at.")
+    ] = None,
+    output: Annotated[Format, typer.Option("--format", help="For people or for programs.")] = (
+        Format.HUMAN
+    ),
+) -> None:
+    """Check what a server needs to run with the plugin; exit status 1 if anything fails."""
+    findings = diagnose(DoctorRequest(config, service, tuple(model or ()), server))
+    failed = any(finding.status == "fail" for finding in findings)
+    if output is Format.JSON:
+        checks = [finding.to_dict() for finding in findings]
+        typer.echo(
+            json.dumps({"version": __version__, "ok": not failed, "checks": checks}, indent=2)
+        )
+    else:
+        _print_findings(findings)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    table = Table("check", "")
+    for title in ("found", "what to do"):
+        # Fingerprints and paths are longer than a column and must stay whole.
+        table.add_column(title, overflow="fold")
+    for finding in findings:
+        table.add_row(
+            finding.check,
+            Text(finding.status, style=_COLOURS[finding.status]),
+            Text(finding.detail),
+            Text(finding.remedy),
+        )
+    Console().print(table)
 
 
 def main() -> None:

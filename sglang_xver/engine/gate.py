@@ -80,7 +80,10 @@ class UpdateGate:
     @classmethod
     def from_server(cls, server_args: Any) -> UpdateGate:
         """Fingerprint the checkpoint that the server was started with; unknown if that fails."""
-        model_path, load_format = server_args.model_path, server_args.load_format
+        from sglang.srt.arg_groups.overrides import resolved_view
+
+        model_path = server_args.model_path
+        load_format = resolved_view(server_args).load_format
         revision = server_args.revision
         config = load_config()
         initial: Checkpoint | None = None

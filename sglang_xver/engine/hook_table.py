@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
-from sglang_xver.engine.sglang_symbols import (
+from packaging.specifiers import SpecifierSet
+
+from sglang_xver.engine.symbols import Symbol
+from sglang_xver.engine.symbols_server import (
     CPU_HOOKED_PATHS,
     MANAGER,
+    SERVER_SYMBOLS,
     STATE,
     STREAMER,
-    SYMBOLS,
     TOKENIZER,
-    Symbol,
 )
+from sglang_xver.engine.symbols_tree import TREE_SYMBOLS
 from sglang_xver.errors import HookError
 
 __all__ = [
@@ -30,10 +33,14 @@ __all__ = [
     "SYMBOLS",
     "TOKENIZER",
     "Symbol",
+    "installed_version",
+    "is_supported_version",
     "mismatches",
     "require_applied_hooks",
     "require_matching_sglang",
 ]
+
+SYMBOLS: tuple[Symbol, ...] = (*SERVER_SYMBOLS, *TREE_SYMBOLS)
 
 SGLANG_RANGE = ">=0.5.23,<0.5.24"
 
@@ -119,14 +126,28 @@ def installed_version() -> str:
     return importlib.metadata.version("sglang")
 
 
+def is_supported_version(version: str) -> bool:
+    """Whether ``version`` lies in the range that was tested."""
+    return SpecifierSet(SGLANG_RANGE).contains(version, prereleases=True)
+
+
 def require_matching_sglang() -> None:
-    """Raise :class:`HookError` with all mismatches at once if the installed SGLang doesn't fit."""
-    problems = mismatches()
+    """Raise :class:`HookError` with all mismatches at once if the installed SGLang doesn't fit.
+
+    A version outside the range is refused even if every signature fits: what a private method does
+    may change without its parameters.
+    """
+    version, problems = installed_version(), mismatches()
+    supported = is_supported_version(version)
+    if supported and not problems:
+        return
+    name = f"SGLang {version}"
+    if not supported:
+        name += f" is outside the supported range {SGLANG_RANGE} and"
+    problem = "has signatures that fit, but nobody checked what it does"
     if problems:
-        raise HookError(
-            f"SGLang {installed_version()} does not offer what sglang-xver hooks "
-            f"into: {'; '.join(problems)}. Install sglang{SGLANG_RANGE}."
-        )
+        problem = f"does not offer what sglang-xver hooks into: {'; '.join(problems)}"
+    raise HookError(f"{name} {problem}. Install sglang{SGLANG_RANGE}.")
 
 
 def require_applied_hooks() -> None:

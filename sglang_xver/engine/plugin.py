@@ -92,6 +92,7 @@ def make_cache(ctx: Any) -> Any:
         ctx.server_args,
         tree_components=1 + int(ctx.is_hybrid_swa) + int(ctx.is_hybrid_ssm),
         is_multimodal=ctx.model_config.is_multimodal,
+        is_generation=ctx.model_config.is_generation,
     )
     facts = read_pool_facts(
         ctx.params.token_to_kv_pool_allocator.get_kvcache(),
@@ -124,10 +125,12 @@ def _metrics_factory(ctx: Any) -> Callable[[], SchedulerMetrics] | None:
 
 def _engine(server_args: Any) -> dict[str, str]:
     """Describe the engine with the field names of the API's ``Engine``."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+
     return {
         "name": "sglang",
         "version": importlib.metadata.version("sglang"),
-        "attention_backend": str(server_args.attention_backend),
+        "attention_backend": str(resolved_view(server_args).attention_backend),
     }
 
 
@@ -145,7 +148,10 @@ def _served_folder(ctx: Any) -> Path | None:
 def _layout(ctx: Any, folder: Path, facts: PoolFacts) -> KvLayout:
     overrides = json.loads(ctx.server_args.json_model_override_args or "{}")
     geometry = read_geometry({**read_config(folder), **overrides})
-    compute = f"{ctx.model_config.dtype}/{ctx.model_config.quantization or 'none'}"
+    config = ctx.model_config
+    # Overrides outside the geometry change what is computed too.
+    computed_with = json.dumps(overrides, sort_keys=True)
+    compute = f"{config.dtype}/{config.quantization or 'none'}/{computed_with}"
     return make_layout(geometry, facts, compute)
 
 

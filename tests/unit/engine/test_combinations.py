@@ -2,92 +2,121 @@
 
 from __future__ import annotations
 
-import inspect
-from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
-import torch
+from sglang.srt.arg_groups.overrides import declare_resolution
 from sglang.srt.server_args import ServerArgs
 
-from sglang_xver.engine.combinations import REFUSALS, require_supported
-from sglang_xver.engine.pool import read_pool_facts
+from sglang_xver.engine.combinations import ENVIRONMENT_REFUSALS, REFUSALS, require_supported
 from sglang_xver.errors import UnsupportedError
 
-SETTINGS = {
-    "--enable-hierarchical-cache": ("enable_hierarchical_cache", True),
-    "--hicache-storage-backend": ("hicache_storage_backend", "file"),
-    "--enable-lmcache": ("enable_lmcache", True),
-    "--enable-flexkv": ("enable_flexkv", True),
-    "--enable-unified-cache-external-linker": ("enable_unified_cache_external_linker", True),
-    "--speculative-algorithm": ("speculative_algorithm", "EAGLE"),
-    "--enable-streaming-session": ("enable_streaming_session", True),
-    "--enable-session-radix-cache": ("enable_session_radix_cache", True),
-    "--enable-kv-cache-sharding": ("enable_kv_cache_sharding", True),
-    "--disaggregation-mode": ("disaggregation_mode", "decode"),
-    "--dllm-algorithm": ("dllm_algorithm", "LowConfidence"),
-    "--dp-size": ("dp_size", 2),
-    "--pp-size": ("pp_size", 2),
-    "--tokenizer-worker-num": ("tokenizer_worker_num", 2),
-    "--enable-lora": ("enable_lora", True),
+# A value that sets the option, where True is none.
+VALUES: dict[str, Any] = {
+    "hicache_storage_backend": "file",
+    "speculative_algorithm": "NGRAM",
+    "uno_lora_path": "/adapter",
+    "decoupled_spec_role": "verifier",
+    "disaggregation_mode": "decode",
+    "disaggregation_decode_retraction_backup": "host_pool",
+    "dllm_algorithm": "LowConfidence",
+    "dp_size": 2,
+    "attn_dp_size": 2,
+    "moe_dp_size": 2,
+    "dwdp_size": 2,
+    "pp_size": 2,
+    "dcp_size": 2,
+    "attn_cp_size": 2,
+    "nnodes": 2,
+    "elastic_ep_backend": "mooncake",
+    "tokenizer_worker_num": 2,
+    "lora_paths": ["a=/adapter"],
+    "modelopt_quant": "fp8",
+    "modelopt_checkpoint_restore_path": "/state",
+    "quantization_param_path": "/scales.json",
+    "decrypted_config_file": "/config.json",
+    "forward_hooks": [{"name": "hook"}],
+    "debug_tensor_dump_input_file": "/input.npy",
+    "weight_cache_mode": "client",
+    "startup_weight_load_mode": "overlap",
+    "download_dir": "/hub",
+    "kt_weight_path": "/experts",
+    "cpu_offload_gb": 4,
+    "offload_group_size": 2,
+    "kv_canary": "log",
 }
+FIELDS = [refusal.field for refusal in REFUSALS]
 
 
-def test_every_refusal_is_tested() -> None:
-    assert SETTINGS.keys() == {refusal.option for refusal in REFUSALS}
+def server_args(**fields: Any) -> ServerArgs:
+    return ServerArgs(model_path="none", **fields)
 
 
-@pytest.mark.parametrize("option", SETTINGS)
-def test_refused_by_name(option: str) -> None:
-    field, value = SETTINGS[option]
-    with pytest.raises(UnsupportedError, match=option):
-        require_supported(SimpleNamespace(**{field: value}), 1)
+def option(field: str) -> str:
+    return "--" + field.replace("_", "-")
 
 
-@pytest.mark.parametrize("option", SETTINGS)
-def test_option_still_exists_in_sglang(option: str) -> None:
-    assert SETTINGS[option][0] in inspect.signature(ServerArgs).parameters
+@pytest.mark.parametrize("field", FIELDS)
+def test_refused_by_name_and_reason(field: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        require_supported(server_args(**{field: VALUES.get(field, True)}), 1)
+    reason = next(refusal.reason for refusal in REFUSALS if refusal.field == field)
+    assert f"{option(field)} ({reason})" in str(caught.value)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_refused_when_the_model_or_another_option_turned_it_on(field: str) -> None:
+    args = server_args()
+    declare_resolution(args, "a model's default", **{field: VALUES.get(field, True)})
+    with pytest.raises(UnsupportedError, match=option(field)):
+        require_supported(args, 1)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_no_option_is_listed_twice(field: str) -> None:
+    assert FIELDS.count(field) == 1
+
+
+def test_a_server_with_default_options_is_supported() -> None:
+    require_supported(server_args(), 1)
+
+
+def test_tensor_parallelism_and_scheduling_options_are_supported() -> None:
+    args = server_args(
+        tp_size=2, enable_mixed_chunk=True, radix_eviction_policy="lfu", page_size=64
+    )
+    require_supported(args, 1)
+
+
+@pytest.mark.parametrize("name", sorted(ENVIRONMENT_REFUSALS))
+def test_environment_is_looked_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(UnsupportedError, match=name):
+        require_supported(server_args(), 1)
+    monkeypatch.setenv(name, "0")
+    require_supported(server_args(), 1)
 
 
 def test_all_reasons_at_once() -> None:
-    args = SimpleNamespace(enable_lmcache=True, pp_size=4)
+    args = server_args(enable_lmcache=True, pp_size=4)
     with pytest.raises(UnsupportedError, match=r"lmcache.*pp-size.*sliding-window"):
         require_supported(args, 2)
 
 
 def test_multimodal_models_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="multimodal"):
-        require_supported(SimpleNamespace(), 1, is_multimodal=True)
+        require_supported(server_args(), 1, is_multimodal=True)
 
 
-def test_plain_server_is_supported() -> None:
-    require_supported(SimpleNamespace(disaggregation_mode="null", dp_size=1, enable_lora=None), 1)
+def test_embedding_models_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="embedding and reward models"):
+        require_supported(server_args(), 1, is_generation=False)
 
 
-def test_unchecked_pool_is_refused() -> None:
-    class DeepSeekV4TokenToKVPool:
-        pass
+def test_an_option_that_sglang_dropped_is_an_error_not_a_pass() -> None:
+    class Fewer(msgspec.Struct):
+        model_path: str = ""
 
-    with pytest.raises(UnsupportedError, match="DeepSeekV4TokenToKVPool is not supported"):
-        read_pool_facts(DeepSeekV4TokenToKVPool(), 1, 1)
-
-
-class MHATokenToKVPool:
-    def __init__(self, heads: int) -> None:
-        self.dtype = torch.bfloat16
-        self.k_buffer = self.v_buffer = [torch.zeros(3, heads, 4, dtype=torch.bfloat16)] * 2
-
-
-class MLATokenToKVPool:
-    dtype = torch.bfloat16
-    kv_buffer = (torch.zeros(3, 1, 12, dtype=torch.bfloat16),) * 2
-
-
-@pytest.mark.parametrize("local, total, tp", [(2, 2, 1), (1, 2, 2), (1, 2, 4)])
-def test_bytes_count_every_head_once(local: int, total: int, tp: int) -> None:
-    facts = read_pool_facts(MHATokenToKVPool(local), total, tp)
-    assert facts.bytes_per_token == 2 * 2 * total * 4 * 2
-    assert facts.kv_dtype == "bfloat16"
-
-
-def test_mla_latent_is_replicated() -> None:
-    assert read_pool_facts(MLATokenToKVPool(), 128, 8).bytes_per_token == 2 * 12 * 2
+    with pytest.raises(AttributeError):
+        require_supported(Fewer(), 1)
