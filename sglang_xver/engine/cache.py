@@ -56,19 +56,30 @@ class XverRadixCache(UnifiedRadixCache):
         Sets ``req.xver_kept_old_tokens``: matched tokens whose path is not purely the current
         weights' own.
         """
+        core = self.tree_core
         if self.is_suspended:
-            return self.tree_core.empty_match_result
-        result = super().match_prefix(self.placer.place(params))
+            return core.empty_match_result
+        try:
+            params = self.placer.place(params)
+        except Exception as error:
+            core.on_failure("PLACEMENT_RAISED", error)
+            return core.empty_match_result
+        result = super().match_prefix(params)
         req = params.req
         # SGLang counts a request's cached tokens once, when its first prefill is scheduled.
         if req is not None and not req._cache_breakdown_computed:
-            core = self.tree_core
-            req.xver_kept_old_tokens = (
-                core.foreign_tokens_above(result.last_device_node)
-                if core.has_foreign or self.counts_foreign
-                else 0
-            )
+            req.xver_kept_old_tokens = self._count_kept_old(result)
         return result
+
+    def _count_kept_old(self, result: MatchResult) -> int:
+        core = self.tree_core
+        if not (core.has_foreign or self.counts_foreign):
+            return 0
+        try:
+            return core.foreign_tokens_above(result.last_device_node)
+        except Exception as error:
+            core.on_failure("SPLIT_RAISED", error)
+            return int(result.device_prefix_len)
 
     def insert(self, params: InsertParams) -> InsertResult:
         """Insert, unless that would hand the request KV that it did not compute or match.
@@ -81,12 +92,14 @@ class XverRadixCache(UnifiedRadixCache):
             return self._decline()
         if self.disable or not (core.has_foreign or core.blocked):
             return super().insert(params)
-        stale = core.foreign_overlap(params)
-        while stale is not None:
-            if not self._remove_if_free(stale):
-                return self._decline()
+        try:
             stale = core.foreign_overlap(params)
-        return super().insert(params)
+            while stale is not None and self._remove_if_free(stale):
+                stale = core.foreign_overlap(params)
+        except Exception as error:
+            core.on_failure("INSERT_RAISED", error)
+            return self._decline()
+        return super().insert(params) if stale is None else self._decline()
 
     def _decline(self) -> InsertResult:
         self.declined_inserts += 1
@@ -101,7 +114,11 @@ class XverRadixCache(UnifiedRadixCache):
         """Release a lock, then remove condemned nodes that nobody holds any more."""
         result = super().dec_lock_ref(*args, **kwargs)
         if self.tree_core.blocked:
-            self._purge(list(self.tree_core.blocked.values()))
+            try:
+                self._purge(list(self.tree_core.blocked.values()))
+            except Exception as error:
+                # What is left stays invisible, and the next release tries again.
+                self.tree_core.on_failure("PURGE_RAISED", error)
         return result
 
     def apply_plan(self, plan: Plan) -> TreeChange:

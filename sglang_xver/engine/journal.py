@@ -69,6 +69,11 @@ class Journal:
         self.failures[kind] += 1
         self._tell(lambda metrics: metrics.count_failure(kind))
 
+    def note_caught(self, kind: str, error: Exception) -> None:
+        """Count and log a fault that was caught while requests are served."""
+        self.count_failure(kind)
+        logger.error("xver: %s; nothing old becomes visible by it", kind, exc_info=error)
+
     def count_cached_tokens(self, req: Any, native: int, kept_old: int) -> None:
         """Count the cached tokens of ``req``, once."""
         if self._make_metrics is None or getattr(req, "xver_counted", False):

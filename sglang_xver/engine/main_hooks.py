@@ -38,6 +38,15 @@ async def push_control(manager: Any, key: str) -> bool:
     return bool(answers) and all(answers)
 
 
+async def push_condemn(manager: Any, reason: str) -> bool:
+    """Have every scheduler evict; False, after a log entry, when that can't be known."""
+    try:
+        return await push_control(manager, CONDEMN_KEY_PREFIX + reason)
+    except Exception:
+        logger.exception("xver: whether the schedulers evicted (%s) is unknown", reason)
+        return False
+
+
 def after_init(result: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
     """AFTER ``TokenizerManager.__init__``: fingerprint what the server was started with."""
     server_args = manager.server_args
@@ -117,6 +126,17 @@ async def around_update_from_disk(
     return await asyncio.shield(update)
 
 
+async def _conclude(gate: UpdateGate, manager: Any, update: Checkpoint) -> str:
+    try:
+        async with gate.lock:
+            return await gate.conclude(manager, update, push_control)
+    except Exception:
+        logger.exception("xver: whether the checkpoint changed while it was loaded is unknown")
+        evicted = await push_condemn(manager, "NOT_CONCLUDED")
+        outcome = "everything was evicted" if evicted else "EVICTION FAILED, call /flush_cache"
+        return f" xver: the loaded checkpoint could not be checked again; {outcome}."
+
+
 async def _update_from_disk(
     original: Callable[..., Awaitable[Any]], manager: Any, obj: Any, request: Any, gate: UpdateGate
 ) -> Any:
@@ -136,9 +156,8 @@ async def _update_from_disk(
         success, message, num_paused = await original(manager, obj, request)
     except Exception:
         # Whether the schedulers applied the plan can't be told from here.
-        await push_control(manager, CONDEMN_KEY_PREFIX + "UPDATE_RAISED")
+        await push_condemn(manager, "UPDATE_RAISED")
         raise
     if success and prepared is not None:
-        async with gate.lock:
-            message += await gate.conclude(manager, prepared, push_control)
+        message += await _conclude(gate, manager, prepared)
     return success, message, num_paused

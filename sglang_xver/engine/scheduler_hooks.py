@@ -111,7 +111,11 @@ def after_get_internal_state(result: Any, state: Any, recv_req: Any) -> Any:
     """AFTER ``get_internal_state``: add the ``xver`` block that ``/server_info`` shows."""
     controller = controller_of(state.scheduler)
     if controller is not None:
-        result.internal_state["xver"] = controller.journal.status()
+        try:
+            result.internal_state["xver"] = controller.journal.status()
+        except Exception as error:
+            # Without the block the main process makes no plan, and the next update evicts.
+            controller.journal.note_caught("STATUS_RAISED", error)
     return result
 
 

@@ -142,7 +142,7 @@ TREE_SYMBOLS: tuple[Symbol, ...] = (
     *symbols("call", MEM, {"utils.split_node_hash_value": "child_hash_value split_len page_size"}),
     *fields(f"{SRT}.utils", "assert_int64_array"),
     *fields(f"{_BASE}.MatchPrefixParams", "key req"),
-    *fields(_BASE, "MatchResult.last_device_node DecLockRefResult"),
+    *fields(_BASE, "MatchResult.last_device_node MatchResult.device_prefix_len DecLockRefResult"),
     *fields(f"{SRT}.disaggregation.kv_events.StorageMedium", "GPU"),
     *fields(
         f"{MEM}.cache_init_params.CacheInitParams",

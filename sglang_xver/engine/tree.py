@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
-    UnifiedTreeCore,
-    UnifiedTreeNode,
-)
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from sglang_xver.engine.events import ExactEventRecorder
+from sglang_xver.engine.full_only import FullOnlyTreeCore
 from sglang_xver.lineage import EpochTable, Lineage, renumber
 
 INITIAL_EPOCH_KEY = "initial"
 
 # A mask of that many bits is a small Python integer; the live epochs are bounded by the age limit.
 _MAX_EPOCHS = 60
+
+
+def ignore_failure(kind: str, error: Exception) -> None:
+    """Stand in until somebody counts failures."""
 
 
 class PlacedNode(NamedTuple):
@@ -30,8 +32,8 @@ class PlacedNode(NamedTuple):
     end: int
 
 
-class XverTreeCore(UnifiedTreeCore):
-    """``UnifiedTreeCore`` whose nodes know which weights produced them.
+class XverTreeCore(FullOnlyTreeCore):
+    """``FullOnlyTreeCore`` whose nodes know which weights produced them.
 
     Every node carries ``xver_lineage`` (see :class:`sglang_xver.lineage.Lineage`). Nodes in
     ``blocked`` are condemned but held by a running request: no request may match them, nothing may
@@ -43,6 +45,7 @@ class XverTreeCore(UnifiedTreeCore):
         self.epochs = EpochTable(INITIAL_EPOCH_KEY)
         self.blocked: dict[int, UnifiedTreeNode] = {}
         self.has_foreign = False
+        self.on_failure: Callable[[str, Exception], None] = ignore_failure
         super().__init__(params, components)
         self.kv_events = ExactEventRecorder(params, self.epochs)
 
@@ -121,24 +124,22 @@ class XverTreeCore(UnifiedTreeCore):
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Match as SGLang does, but never into a blocked node."""
         if self.blocked:
-            visible = self._visible_tokens(params.key)
+            try:
+                visible = self._visible_tokens(params.key)
+            except Exception as error:
+                self.on_failure("VISIBILITY_RAISED", error)
+                return self._empty_match_result
             if visible < len(params.key):
                 params = _with_key(params, params.key[:visible])
         return super().match_prefix(params)
 
     def _walk(self, key: RadixKey) -> Iterator[PlacedNode]:
         """Yield the nodes on ``key``'s path, read-only; the last may match in part."""
-        key = key.page_aligned(self.page_size)
-        node, offset = self.root_node, 0
-        while offset < len(key):
-            child = node.children.get(key.child_key_at(offset, self.page_size))
-            if child is None:
-                return
-            matched = child.key.match_at(key, offset, page_size=self.page_size)
-            yield PlacedNode(child, offset, offset + matched)
-            if matched < len(child.key):
-                return
-            node, offset = child, offset + matched
+        path, start = self.path(key), 0
+        for node in path.nodes:
+            end = min(start + len(node.key), path.matched_tokens)
+            yield PlacedNode(node, start, end)
+            start = end
 
     def _visible_tokens(self, key: RadixKey) -> int:
         for placed in self._walk(key):

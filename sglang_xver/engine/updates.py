@@ -14,7 +14,6 @@ from sglang_xver.engine.cache import XverRadixCache
 from sglang_xver.engine.census import take_census
 from sglang_xver.engine.journal import Journal
 from sglang_xver.engine.ranks import Outcome, worst_outcome
-from sglang_xver.errors import PlanError
 from sglang_xver.plan import EpochRule, Plan, plan_from_wire
 from sglang_xver.report import TreeChange, UpdateReport, explain
 
@@ -44,6 +43,7 @@ class UpdateController:
         self.journal = journal
         cache.placer.families = config.task_families
         cache.counts_foreign = config.mode == "observe"
+        cache.tree_core.on_failure = journal.note_caught
         self._pending: Plan | None = None
         self._settled = 0
         self._outcome = Outcome.APPLIED
@@ -62,7 +62,7 @@ class UpdateController:
             return True
         try:
             self._pending = plan_from_wire(key)
-        except PlanError:
+        except Exception:
             self.journal.count_failure("MALFORMED_PLAN")
             logger.exception("xver: plan refused; the next update evicts")
             return False
@@ -161,7 +161,7 @@ class UpdateController:
             return self._observe(original, manager, recv_req, success, message)
         started = time.perf_counter()
         try:
-            plan = self._matching_plan(recv_req) if success else None
+            plan = self._matching_plan(recv_req) if success and not self._in_doubt else None
             fallback = _NO_PLAN if success else _without_plan("UPDATE_FAILED")
             report = self._apply(manager.scheduler, recv_req, plan, fallback)
         except Exception:
@@ -282,7 +282,6 @@ class UpdateController:
             core.epochs.advance_unknown()
             return UpdateReport(action="OBSERVE", reason=reason)
         logger.warning("xver: evicting everything (%s)", reason)
-        straddlers = self._bar_straddlers(scheduler)
         try:
             change = self.cache.condemn_all()
         except Exception:
@@ -290,6 +289,7 @@ class UpdateController:
             logger.exception("xver: eviction failed half-way; the rest is blocked")
             core.block_all()
             change = TreeChange(0, 0, self.cache.blocked_tokens())
+        straddlers = self._bar_straddlers(scheduler)
         return UpdateReport(
             action="EVICT" if change.evicted_tokens or change.blocked_tokens else "EMPTY",
             reason=reason,
