@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import httpx
 
@@ -116,7 +117,7 @@ class ManagedProcess:
         except ProcessLookupError:
             return
 
-    def __enter__(self) -> ManagedProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

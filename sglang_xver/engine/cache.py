@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.base_prefix_cache import (
     DecLockRefResult,
@@ -206,6 +207,9 @@ class XverRadixCache(UnifiedRadixCache):
                         removed = True
                 pending = [node for node in pending if node.id in core._node_arena]
         finally:
+            # For every tensor it gets back, the allocator copies its whole list of free slots.
+            for slots in result.device_frees.values():
+                slots[:] = [torch.cat(slots)]
             self._apply_eviction_result(result)
 
     def _remove_leaf(self, node: UnifiedTreeNode, result: BaseEvictionResult) -> None:
@@ -215,13 +219,19 @@ class XverRadixCache(UnifiedRadixCache):
         """
         core = self.tree_core
         parent = node.parent
-        core._remove_leaf_from_parent(node)
-        core._update_evictable_leaf_sets(parent)
-        core._release_all_component_layers(
-            node,
-            StorageMedium.GPU,
-            result.tracker,
-            result.device_frees,
-            result.host_frees,
-            cache_actions=result.cache_actions,
-        )
+        try:
+            core._remove_leaf_from_parent(node)
+            core._update_evictable_leaf_sets(parent)
+            core._release_all_component_layers(
+                node,
+                StorageMedium.GPU,
+                result.tracker,
+                result.device_frees,
+                result.host_frees,
+                cache_actions=result.cache_actions,
+            )
+        except Exception:
+            if node.id not in core._node_arena:
+                # SGLang's eviction looks up every leaf by its id and must not find this one.
+                core.evictable_device_leaves.discard(node)
+            raise

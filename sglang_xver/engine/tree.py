@@ -184,12 +184,8 @@ class XverTreeCore(FullOnlyTreeCore):
         return nodes
 
     def is_held(self, node: UnifiedTreeNode) -> bool:
-        """Whether a request or a transfer still uses the node."""
-        return (
-            node.write_through_pending_id is not None
-            or node.load_back_pending_id is not None
-            or any(data.lock_ref > 0 or data.host_lock_ref > 0 for data in node.component_data)
-        )
+        """Whether a request still uses the node."""
+        return bool(node.component_data[0].lock_ref > 0)
 
 
 def _with_key(params: MatchPrefixParams, key: RadixKey) -> MatchPrefixParams:

@@ -1,0 +1,1 @@
+"""Scenarios in which caches of other serving stacks went wrong, driven the same way."""
