@@ -121,8 +121,8 @@ TREE_MUTANTS = (
     Mutant(
         "held nodes count as free",
         _TREE,
-        "any(data.lock_ref > 0 or data.host_lock_ref > 0",
-        "any(data.host_lock_ref > 0",
+        "return bool(node.component_data[0].lock_ref > 0)",
+        "return False",
         (CACHE,),
     ),
     Mutant(
