@@ -34,6 +34,8 @@ class UpdateReport:
     action: str
     reason: str
     decision_id: str = ""
+    detail: str = ""
+    """What the reason is about, in words, such as the fingerprints that disagree."""
     kept_tokens: int = 0
     evicted_tokens: int = 0
     blocked_tokens: int = 0
@@ -89,6 +91,7 @@ def explain(change: TreeChange, rules: dict[str, EpochRule], same_weights: bool)
         action=action,
         reason=rule.reason,
         decision_id=rule.decision_id,
+        detail=rule.detail,
         kept_tokens=change.kept_tokens,
         evicted_tokens=change.evicted_tokens,
         blocked_tokens=change.blocked_tokens,

@@ -165,6 +165,7 @@ class TestK08SameIdOtherModel:
             f"now {fingerprint(versions.third)}"
         )
         assert sentence in case.log()
+        assert sentence in case.driver.status()["last_update"]["detail"]
         assert case.driver.status()["current_epoch"] == fingerprint(versions.third)
 
 

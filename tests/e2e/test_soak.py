@@ -11,7 +11,8 @@ from tests.soak.scenario import scenario
 from tests.soak.show import show
 
 SECONDS = 45
-SEED = 1
+SEED = 5
+"""Pages of 64 tokens, without the overlap schedule."""
 
 
 @pytest.mark.e2e
