@@ -20,7 +20,7 @@ from sglang_xver.identity import read_config
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLICY = "demo"
-TASK_FAMILIES = ("niah", "continuation")
+TASK_FAMILIES = ("niah",)
 # Room for every arm of four documents of 2,048 tokens at once.
 _POOL_TOKENS = 60_000
 # A busy laptop may take longer than a server would be given.
