@@ -65,7 +65,9 @@ class TestK04StorageTier:
 
     @pytest.mark.e2e
     def test_server_does_not_start_with_one(self, versions: Versions, tmp_path: Path) -> None:
-        arguments = ("--enable-hierarchical-cache", "--hicache-storage-backend", "file")
+        # With a size of its own, so that the memory that happens to be free does not matter.
+        tier = ("--enable-hierarchical-cache", "--hicache-size", "1")
+        arguments = (*tier, "--hicache-storage-backend", "file")
         server = SglangServer(versions.base, tmp_path / "server.log", arguments=arguments)
         with server:
             assert server.wait_exit(240) != 0
