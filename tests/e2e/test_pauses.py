@@ -30,7 +30,7 @@ MODES = ("abort", "retract", "in_place")
 RUNNING_LIMIT = 3
 PREFIX_TOKENS = 200
 LONG_PROMPT_TOKENS = 6000
-"""Takes about two hundred chunks, so that an update meets it in the middle."""
+"""Takes about a hundred chunks, so that an update meets it in the middle."""
 ENDLESS_TOKENS = 2000
 MAX_ATTEMPTS = 5
 
@@ -55,7 +55,7 @@ def setting(
         "harmful": tiny_update(base, 22, 0.3),
     }
     log = tmp_path_factory.mktemp("pauses") / "server.log"
-    arguments = ("--chunked-prefill-size", "32", "--max-running-requests", str(RUNNING_LIMIT))
+    arguments = ("--chunked-prefill-size", "64", "--max-running-requests", str(RUNNING_LIMIT))
     environment = {
         **server_environment(service.address),
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",

@@ -30,9 +30,11 @@ KINDS = {
     "long": 8,
     "salted": 6,
     "native": 8,
+    "hinted": 8,
     "hang-up": 6,
     "abort": 6,
 }
+HINTS = {"native": {"fidelity": "native"}, "hinted": {"task": "qa"}}
 
 
 class Traffic:
@@ -151,8 +153,8 @@ class Client:
             body["logprob_start_len"] = rng.randint(0, len(tokens) - 2)
         if kind == "salted":
             body["cache_salt"] = f"tenant-{rng.randrange(3)}"
-        if kind == "native":
-            body["sampling_params"]["custom_params"] = {"xver": {"fidelity": "native"}}
+        if kind in HINTS:
+            body["sampling_params"]["custom_params"] = {"xver": HINTS[kind]}
         return body
 
     def _whole(self, kind: str) -> list[Served]:

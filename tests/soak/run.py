@@ -6,7 +6,7 @@ import random
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from examples.testbed.process import CompatServiceProcess, SglangServer, upgrade_database
 from sglang_xver.client import CompatClient
@@ -33,6 +33,9 @@ GAPS_S = (0.1, 0.5, 1.0, 2.0, 3.0)
 FOREIGN_MIN_TOKENS = 8
 """Two checkpoints may agree on a token or two by chance."""
 STOCK_GAPS_S = (0.5, 1.0)
+
+DEPTHS_BY_FAMILY = {"niah": 256, "qa": 2048}
+"""How deep each family may reuse at most; whoever gives no hint gets the strictest."""
 
 # Checks on every step of the scheduler, not only when it idles, and of single pages.
 STRICT_CHECKS = {
@@ -90,11 +93,13 @@ def run(scenario: Scenario, folder: Path) -> Outcome:
     """Run ``scenario``; logs go to ``folder``."""
     checkpoints = make_checkpoints()
     workload = soak(scenario, checkpoints, folder)
-    log = folder / "stock.log"
-    with _server(scenario, checkpoints[FIRST], log, backend=None) as server:
+    with _server(scenario, checkpoints[FIRST], folder / "stock.log", backend=None) as server:
         driver = Driver(server.wait_ready().url)
-        reference = Reference(driver, checkpoints)
-        self_test = _self_test(scenario, checkpoints, driver, reference)
+        calm = _stock_workload(scenario, checkpoints, driver, with_updates=False)
+        stale = _stock_workload(scenario, checkpoints, driver, with_updates=True)
+    with _reference_server(checkpoints[FIRST], folder / "reference.log") as server:
+        reference = Reference(Driver(server.wait_ready().url), checkpoints)
+        self_test = _self_test(calm, stale, reference)
         tolerance = NOISE_FACTOR * self_test.noise_nats
         judgement = judge_run(workload.traffic.served, workload.history, reference, tolerance)
     outcome = Outcome(scenario, workload, judgement, self_test)
@@ -107,7 +112,11 @@ def soak(scenario: Scenario, checkpoints: dict[str, Path], folder: Path) -> Work
     upgrade_database(folder / "compat.db")
     with CompatServiceProcess(folder / "compat.db", folder / "service.log") as service:
         address = service.wait_ready().address
-        environment = {**server_environment(address), **STRICT_CHECKS}
+        families = ",".join(DEPTHS_BY_FAMILY)
+        environment = {
+            **server_environment(address, TASK_FAMILIES=families),
+            **STRICT_CHECKS,
+        }
         log = folder / "server.log"
         with _server(scenario, checkpoints[FIRST], log, environment=environment) as server:
             driver = Driver(server.wait_ready().url)
@@ -140,10 +149,16 @@ def _server(
     )
 
 
+def _reference_server(model: Path, log: Path) -> SglangServer:
+    """Return a stock server with room and chunks of a size that make it fast."""
+    arguments = ("--chunked-prefill-size", "2048")
+    return SglangServer(model, log, arguments=arguments, max_total_tokens=60_000, backend=None)
+
+
 def _record_evidence(client: CompatClient, driver: Driver, checkpoints: dict[str, Path]) -> None:
     """Let some updates keep, some cut, some evict for harm; of the rest nothing is known."""
     status = driver.status()
-    verdicts: dict[tuple[str, str], dict[str, Any]] = {
+    verdicts: dict[tuple[str, str], dict[str, int]] = {
         (FIRST, "good"): {},
         ("good", FIRST): {},
         ("good", "bad"): {"prefix_tokens_max": 200},
@@ -151,9 +166,21 @@ def _record_evidence(client: CompatClient, driver: Driver, checkpoints: dict[str
         ("bad", FIRST): {},
         (FIRST, "bad"): {"harmful": 120},
         (FIRST, "other"): {"prefix_tokens_max": 128},
+        ("other", FIRST): {"prefix_tokens_max": 150},
+        ("other", "good"): {},
     }
-    for (source, target), options in verdicts.items():
-        record(client, status, checkpoints[source], checkpoints[target], **options)
+    for family, limit in DEPTHS_BY_FAMILY.items():
+        for (source, target), options in verdicts.items():
+            depth = min(limit, options.get("prefix_tokens_max", limit))
+            record(
+                client,
+                status,
+                checkpoints[source],
+                checkpoints[target],
+                prefix_tokens_max=depth,
+                harmful=options.get("harmful", 0),
+                family=family,
+            )
 
 
 def _run_workload(
@@ -200,11 +227,8 @@ def _stock_workload(
     return StockRun(traffic, history)
 
 
-def _self_test(
-    scenario: Scenario, checkpoints: dict[str, Path], driver: Driver, reference: Reference
-) -> SelfTest:
+def _self_test(calm: StockRun, stale: StockRun, reference: Reference) -> SelfTest:
     """Measure the noise without updates, then let the checker find what is known to be wrong."""
-    calm = _stock_workload(scenario, checkpoints, driver, with_updates=False)
     answers = calm.traffic.served
     compared = reference.compare(wanted_comparisons(answers, calm.history))
     noise = noise_of(compared)
@@ -216,7 +240,6 @@ def _self_test(
         reference.compare(wanted_comparisons(sample, foreign_history)),
         NOISE_FACTOR * noise,
     )
-    stale = _stock_workload(scenario, checkpoints, driver, with_updates=True)
     return SelfTest(
         noise_nats=noise,
         calm_tokens=sum(served.checked_tokens for served in answers),

@@ -88,7 +88,9 @@ class Operator:
 
     def _update(self, **options: Any) -> None:
         rng = self.rng
-        name = rng.choice(sorted(self.checkpoints))
+        served = self.history.current.checkpoint
+        others = sorted(self.checkpoints.keys() - {served})
+        name = served if rng.random() < 0.12 else rng.choice(others)
         is_labelled = rng.random() < 0.8
         label = f"{next(_LABELS)}-{name}" if is_labelled else self.history.current.label
         if is_labelled:

@@ -30,6 +30,17 @@ class Piece(NamedTuple):
     is_mixed: bool
 
 
+class Ledger(NamedTuple):
+    """What judging one run carries along.
+
+    ``room`` has, per change of weights, how many more answers may be excused by it: the server
+    said how many requests straddled.
+    """
+
+    tolerance_nats: float
+    room: dict[int, int]
+
+
 @dataclass
 class Judgement:
     """What became of every answer; token counts are of compared log-probabilities."""
@@ -95,11 +106,11 @@ def judge(
 ) -> Judgement:
     """Sort every answer into native, kept-old, straddling, or a violation."""
     judgement = Judgement(tolerance_nats)
-    room = {id(stage): stage.straddlers for stage in history.stages}
+    ledger = Ledger(tolerance_nats, {id(stage): stage.straddlers for stage in history.stages})
     for served in answers:
         stale = stale_tokens(served, history, compared, tolerance_nats)
         problem = _split_problem(served, history)
-        kind = "" if problem else _kind(served, history, stale, room)
+        kind = "" if problem else _kind(served, history, compared, stale, ledger)
         if not kind:
             _violate(judgement, served, history, compared, problem, stale)
             continue
@@ -112,7 +123,7 @@ def judge(
     return judgement
 
 
-def _kind(served: Served, history: History, stale: int, room: dict[int, int]) -> str:
+def _kind(served: Served, history: History, compared: Compared, stale: int, ledger: Ledger) -> str:
     """Return what explains the answer, or nothing: then it is a violation."""
     if served.kept_old_tokens:
         return "kept-old"
@@ -120,7 +131,7 @@ def _kind(served: Served, history: History, stale: int, room: dict[int, int]) ->
         return "native"
     if _rereads_kept_old(served, history):
         return "kept-old after a retraction"
-    return "straddling" if _excuse(served, history, room) else ""
+    return "straddling" if _excuse(served, history, compared, ledger) else ""
 
 
 def _rereads_kept_old(served: Served, history: History) -> bool:
@@ -137,13 +148,17 @@ def stale_tokens(
     served: Served, history: History, compared: Compared, tolerance_nats: float
 ) -> int:
     """Return how many tokens no allowed checkpoint explains; 0 for a native answer."""
-    count = 0
-    for piece in pieces_of(served, history):
-        count += min(
-            sum(difference > tolerance_nats for difference in candidate)
-            for candidate in _candidates(served, piece, compared)
-        )
-    return count
+    return sum(
+        _stale_in(piece, served, compared, tolerance_nats) for piece in pieces_of(served, history)
+    )
+
+
+def _stale_in(piece: Piece, served: Served, compared: Compared, tolerance_nats: float) -> int:
+    """Return how many tokens of a piece its best explanation leaves unexplained."""
+    return min(
+        sum(difference > tolerance_nats for difference in candidate)
+        for candidate in _candidates(served, piece, compared)
+    )
 
 
 def worst_difference(served: Served, history: History, compared: Compared) -> float:
@@ -182,13 +197,28 @@ def _split_problem(served: Served, history: History) -> str:
     return ""
 
 
-def _excuse(served: Served, history: History, room: dict[int, int]) -> bool:
+def _excuse(served: Served, history: History, compared: Compared, ledger: Ledger) -> bool:
     """Whether the request straddled a change; the server must have counted it as one that did."""
-    for stage in history.stages:
-        if room[id(stage)] > 0 and stage.begins_during(served):
-            room[id(stage)] -= 1
+    changes = [
+        stage for stage in history.stages if stage.straddlers and stage.begins_during(served)
+    ]
+    if len(changes) == 1 and _is_stale_before(changes[0], served, history, compared, ledger):
+        return False
+    for stage in changes:
+        if ledger.room[id(stage)] > 0:
+            ledger.room[id(stage)] -= 1
             return True
     return False
+
+
+def _is_stale_before(
+    change: Stage, served: Served, history: History, compared: Compared, ledger: Ledger
+) -> bool:
+    """Whether tokens that came before the only change that the request straddled are stale."""
+    if len(served.spans) < 2 or served.spans[1].label != change.label:
+        return False
+    first = next(piece for piece in pieces_of(served, history) if not piece.is_prompt)
+    return _stale_in(first, served, compared, ledger.tolerance_nats) > 0
 
 
 def _violate(
